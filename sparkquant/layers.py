@@ -1,0 +1,230 @@
+"""What a tensor is: the closed set of layer classes, and the rules that put each name into exactly one of them.
+
+Everything downstream asks for the class, never for the name: a pattern list that forgets `in_proj_a` cannot exist here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from sparkquant.errors import CheckpointError, Problem, UnknownTensor
+
+
+class LayerClass(StrEnum):
+    """The class of a tensor. Region wins over kind: everything of the draft head is `mtp`, norms included."""
+
+    EMBED = "embed"
+    LM_HEAD = "lm_head"
+    NORM = "norm"
+    ATTENTION_QKV = "attention.qkv"
+    ATTENTION_OUT = "attention.out"
+    MLA_Q = "mla.q"
+    MLA_KV = "mla.kv"
+    MLA_OUT = "mla.out"
+    LINEAR_ATTENTION_QKVZ = "linear_attention.qkvz"
+    LINEAR_ATTENTION_OUT = "linear_attention.out"
+    LINEAR_ATTENTION_CONV = "linear_attention.conv"
+    LINEAR_ATTENTION_GATES = "linear_attention.gates"
+    SSM_IN = "ssm.in"
+    SSM_OUT = "ssm.out"
+    SSM_DT = "ssm.dt"
+    SSM_CONV = "ssm.conv"
+    SHORT_CONV = "short_conv"
+    MLP_GATE_UP = "mlp.gate_up"
+    MLP_DOWN = "mlp.down"
+    EXPERTS_GATE_UP = "experts.gate_up"
+    EXPERTS_DOWN = "experts.down"
+    SHARED_EXPERT_GATE_UP = "shared_expert.gate_up"
+    SHARED_EXPERT_DOWN = "shared_expert.down"
+    ROUTER = "router"
+    VISION = "vision"
+    AUDIO = "audio"
+    MTP = "mtp"
+    STATE = "state"
+
+
+PROTECTED: Mapping[LayerClass, str] = {
+    LayerClass.LINEAR_ATTENTION_GATES: "recurrence control: errors here accumulate over the whole context",
+    LayerClass.LINEAR_ATTENTION_CONV: "the engine builds the convolution without a quantization config",
+    LayerClass.VISION: "odd widths, and a damaged tower reads images wrongly without an error",
+    LayerClass.AUDIO: "odd widths, and a damaged tower hears wrongly without an error",
+    LayerClass.MTP: "a 4-bit draft head is accepted rarely or never, slower than no draft at all",
+    LayerClass.ROUTER: "a rounded router sends tokens to other experts; the engine keeps it 16-bit",
+    LayerClass.NORM: "one-dimensional; nothing to gain",
+    LayerClass.STATE: "buffers and scalars; nothing to gain",
+    LayerClass.EMBED: "a lookup, not a matrix product: the engine does not quantize it",
+    LayerClass.SSM_DT: "time step of the recurrence: errors accumulate over the whole context",
+    LayerClass.SSM_CONV: "the engine builds the convolution without a quantization config",
+}
+"""Classes that no recipe may quantize, with the reason."""
+
+UNPROTECTABLE = frozenset({LayerClass.MTP})
+"""Protected classes that `unprotect:` may move to 8 bits (an official FP8 release with an FP8 draft head drafts well)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """One line of a layout: which names, which class, and where the engine loads the tensor.
+
+    pattern   matched with `re.fullmatch` on the checkpoint's tensor name
+    fused     leaf name of the module that the engine fuses this tensor into (`qkv_proj`); "" for a module of its own
+    linear    a matrix [out, in] (or [experts, out, in]) of a Linear, the only kind that can take a scheme
+    parts     of a fused 3-D expert tensor: leaf names of the per-expert modules that its rows hold, in order
+    aliases   other spellings of the module's parent that some engine version uses (regex alternatives)
+    row_parallel  the engine shards the input dimension over tensor-parallel ranks (out_proj, down_proj)
+    """
+
+    pattern: str
+    layer_class: LayerClass
+    fused: str = ""
+    linear: bool = False
+    parts: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    row_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one tensor belongs.
+
+    group        the fusion group: tensors that the engine loads into one module and that must share one scheme
+    scale_group  tensors that share one NVFP4 global scale: the fusion group, but one expert's part of it in a MoE layer
+    module       checkpoint name without `.weight`: the module's name in quantization configs
+    """
+
+    name: str
+    layer_class: LayerClass
+    layer: int | None
+    module: str
+    group: str
+    scale_group: str
+    rule: TensorRule
+
+
+@dataclass(frozen=True, slots=True)
+class FusionGroup:
+    """Tensors that the engine loads into one module: one scheme, one Hessian; `members` in checkpoint order."""
+
+    name: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpRule:
+    """How a family declares its in-checkpoint draft head."""
+
+    declared: bool
+    config_key: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything known of one family for one config: rules, draft head, engine names.
+
+    ignore_always   regexes (in `re:` form, fitting Hugging Face and engine spelling) of modules that never take a scheme
+    tied_head       the checkpoint has no lm_head of its own: it reads the embedding
+    experts         (total, active per token); (0, 0) for dense models
+    """
+
+    family: str
+    rules: tuple[TensorRule, ...]
+    mtp: MtpRule
+    ignore_always: tuple[str, ...]
+    tied_head: bool = False
+    experts: tuple[int, int] = (0, 0)
+    live_renames: tuple[tuple[str, str], ...] = ()
+    _compiled: dict[str, re.Pattern[str]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def classes(self) -> frozenset[LayerClass]:
+        """Classes that can occur in this family."""
+        return frozenset(rule.layer_class for rule in self.rules)
+
+    @cached_property
+    def linear_classes(self) -> frozenset[LayerClass]:
+        """Classes of which at least one tensor can take a scheme."""
+        return frozenset(rule.layer_class for rule in self.rules if rule.linear)
+
+    @cached_property
+    def _dispatch(self) -> re.Pattern[str]:
+        # One alternation instead of a loop: 1,199 names against 40 rules in a few milliseconds.
+        return re.compile("|".join(f"(?P<r{i}>{rule.pattern})" for i, rule in enumerate(self.rules)))
+
+    def rule_of(self, name: str) -> TensorRule | None:
+        """The rule that matches a name, or None."""
+        match = self._dispatch.fullmatch(name)
+        if match is None or match.lastgroup is None:
+            return None
+        return self.rules[int(match.lastgroup[1:])]
+
+    def place(self, name: str) -> Placement | None:
+        """Class, fusion group and module of one tensor; None when the layout does not know the name."""
+        rule = self.rule_of(name)
+        return None if rule is None else _placement(name, rule)
+
+
+def classify(layout: Layout, names: Iterable[str], *, source: str = "the checkpoint") -> dict[str, Placement]:
+    """Put every name into exactly one class; all unknown names are reported at once."""
+    placements: dict[str, Placement] = {}
+    unknown: list[Problem] = []
+    for name in names:
+        placement = layout.place(name)
+        if placement is None:
+            unknown.append(Problem(name, f"no rule of layout {layout.family!r} matches this tensor"))
+        else:
+            placements[name] = placement
+    if unknown:
+        raise UnknownTensor(
+            f"{len(unknown)} tensor{'s' if len(unknown) > 1 else ''} of {source} cannot be classified",
+            hint=f"is this really a {layout.family} checkpoint? If the family has new tensors, add a rule for them"
+            f" in sparkquant/layouts/{layout.family}.py",
+            problems=unknown[:50],
+        )
+    return placements
+
+
+def fusion_groups(placements: Mapping[str, Placement]) -> dict[str, FusionGroup]:
+    """Group the Linear tensors by the engine module that they are loaded into."""
+    members: dict[str, list[str]] = {}
+    for name, placement in placements.items():
+        if placement.rule.linear:
+            members.setdefault(placement.group, []).append(name)
+    return {group: FusionGroup(group, tuple(sorted(names))) for group, names in members.items()}
+
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)$")
+
+
+def _placement(name: str, rule: TensorRule) -> Placement:
+    layer = _LAYER.search(name)
+    index = int(layer.group(1)) if layer else None
+    module = name.removesuffix(".weight")
+    if not rule.linear:
+        return Placement(name, rule.layer_class, index, module, "", "", rule)
+    expert = _EXPERT.match(module)
+    parent, _, leaf = module.rpartition(".")
+    if expert is not None:
+        # The engine keeps one scheme for all experts of a layer, but one global scale per expert.
+        part = rule.fused or leaf
+        return Placement(name, rule.layer_class, index, module, expert.group(1), f"{parent}.{part}", rule)
+    if rule.parts:
+        return Placement(name, rule.layer_class, index, module, parent, module, rule)
+    group = f"{parent}.{rule.fused}" if rule.fused else module
+    return Placement(name, rule.layer_class, index, module, group, group, rule)
+
+
+def config_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """An integer of a model config; a clear error when it is missing or something else."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(
+            f"config.json: {key!r} is {value!r}, an integer is needed",
+            hint="check that config.json belongs to this checkpoint",
+        )
+    return value

@@ -1,0 +1,59 @@
+"""One file per model family: tensor names -> classes, fusion groups, draft head, engine names.
+
+A family file defines `MODEL_TYPES` (values of `model_type` in config.json) and `layout(config) -> Layout`. Adding a family
+is adding such a file and its tests: it is found here by its presence, nothing else has to be edited.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from sparkquant.errors import UnknownFamily
+from sparkquant.layers import Layout
+
+
+@cache
+def _families() -> dict[str, ModuleType]:
+    found: dict[str, ModuleType] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for model_type in getattr(module, "MODEL_TYPES", ()):
+            found[model_type] = module
+    return found
+
+
+def model_types() -> list[str]:
+    """Every `model_type` that has a layout, sorted."""
+    return sorted(_families())
+
+
+def family_names() -> list[str]:
+    """The families that a recipe may list, sorted."""
+    return sorted({module.__name__.rpartition(".")[2] for module in _families().values()})
+
+
+def family_layout(family: str) -> Layout:
+    """The layout of a family without a checkpoint: for recipe checks that only need its classes."""
+    module = importlib.import_module(f"{__name__}.{family}")
+    result: Layout = module.layout({"model_type": module.MODEL_TYPES[0]})
+    return result
+
+
+def layout_for(config: Mapping[str, Any], *, source: str = "config.json") -> Layout:
+    """The layout of a checkpoint, chosen by `model_type` alone: release names say nothing about tensors."""
+    model_type = config.get("model_type")
+    module = _families().get(model_type) if isinstance(model_type, str) else None
+    if module is None:
+        near = difflib.get_close_matches(str(model_type), model_types(), n=1)
+        raise UnknownFamily(
+            f"{source}: model_type {model_type!r} has no layout" + (f"; did you mean {near[0]!r}?" if near else ""),
+            hint=f"known: {', '.join(model_types())}. A new family is one file in sparkquant/layouts/",
+        )
+    result: Layout = module.layout(config)
+    return result

@@ -1,0 +1,110 @@
+"""Name rules that the Qwen hybrid families share: attention, gated delta net, MLP, experts, draft head.
+
+Shapes: H hidden, I intermediate, A/K query/key heads of width D, Kl/Vl key/value heads of the delta net of width Dk/Dv.
+"""
+
+from __future__ import annotations
+
+from sparkquant.layers import LayerClass as C
+from sparkquant.layers import TensorRule
+
+LAYERS = r"model\.(?:language_model\.)?layers\.\d+"
+"""Decoder layers, in text-only (`model.layers`) and multimodal (`model.language_model.layers`) checkpoints."""
+
+IGNORE = (
+    r"re:.*linear_attn\.in_proj_a$",
+    r"re:.*linear_attn\.in_proj_b$",
+    r"re:.*linear_attn\.in_proj_ba$",
+    r"re:.*linear_attn\.conv1d$",
+    r"re:.*visual\..*",
+    r"re:.*mlp\.gate$",
+    r"re:.*shared_expert_gate$",
+    r"re:.*embed_tokens$",
+)
+"""Fits checkpoint names and engine names of every supported version; the draft head and lm_head are added by need."""
+
+
+def _linear(pattern: str, layer_class: C, fused: str = "", *, row_parallel: bool = False) -> TensorRule:
+    return TensorRule(pattern, layer_class, fused=fused, linear=True, row_parallel=row_parallel)
+
+
+def attention(at: str, qkv: C = C.ATTENTION_QKV, out: C = C.ATTENTION_OUT) -> tuple[TensorRule, ...]:
+    """Full attention: q [2*A*D, H] (query and output gate interleaved per head), k and v [K*D, H], o [H, A*D]."""
+    return (
+        _linear(rf"{at}\.self_attn\.[qkv]_proj\.weight", qkv, "qkv_proj"),
+        _linear(rf"{at}\.self_attn\.o_proj\.weight", out, row_parallel=True),
+    )
+
+
+def mlp(at: str, gate_up: C = C.MLP_GATE_UP, down: C = C.MLP_DOWN, name: str = "mlp") -> tuple[TensorRule, ...]:
+    """Gated MLP: gate and up [I, H], down [H, I]."""
+    return (
+        _linear(rf"{at}\.{name}\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj"),
+        _linear(rf"{at}\.{name}\.down_proj\.weight", down, row_parallel=True),
+    )
+
+
+def moe(at: str, gate_up: C = C.EXPERTS_GATE_UP, down: C = C.EXPERTS_DOWN) -> tuple[TensorRule, ...]:
+    """Routed experts, either per expert ([Im, H] and [H, Im]) or fused ([E, 2*Im, H] and [E, H, Im], no `.weight`)."""
+    return (
+        _linear(rf"{at}\.mlp\.experts\.\d+\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj"),
+        _linear(rf"{at}\.mlp\.experts\.\d+\.down_proj\.weight", down, row_parallel=True),
+        TensorRule(rf"{at}\.mlp\.experts\.gate_up_proj", gate_up, linear=True, parts=("gate_proj", "up_proj")),
+        TensorRule(rf"{at}\.mlp\.experts\.down_proj", down, linear=True, parts=("down_proj",), row_parallel=True),
+    )
+
+
+def shared_expert(
+    at: str, gate_up: C = C.SHARED_EXPERT_GATE_UP, down: C = C.SHARED_EXPERT_DOWN
+) -> tuple[TensorRule, ...]:
+    """The expert that every token passes: gate and up [Is, H], down [H, Is]."""
+    return mlp(at, gate_up, down, "mlp\\.shared_expert")
+
+
+def router(at: str, layer_class: C = C.ROUTER) -> tuple[TensorRule, ...]:
+    """Router [E, H] and the scalar gate of the shared expert [1, H]."""
+    return (TensorRule(rf"{at}\.mlp\.(?:gate|shared_expert_gate)\.weight", layer_class),)
+
+
+def delta_net_state(at: str) -> tuple[TensorRule, ...]:
+    """Parts of a gated delta net that never take a scheme: A_log and dt_bias [Vl], conv1d [C, 1, 4], gated norm [Dv]."""
+    return (
+        TensorRule(rf"{at}\.linear_attn\.(?:A_log|dt_bias)", C.LINEAR_ATTENTION_GATES),
+        TensorRule(rf"{at}\.linear_attn\.conv1d\.weight", C.LINEAR_ATTENTION_CONV),
+        TensorRule(rf"{at}\.linear_attn\.norm\.weight", C.NORM),
+    )
+
+
+def norms(at: str) -> tuple[TensorRule, ...]:
+    """Layer norms and the q/k norms of attention."""
+    return (
+        TensorRule(rf"{at}\.(?:input_layernorm|post_attention_layernorm)\.weight", C.NORM),
+        TensorRule(rf"{at}\.self_attn\.[qk]_norm\.weight", C.NORM),
+    )
+
+
+def top() -> tuple[TensorRule, ...]:
+    """Embedding and lm_head [V, H], final norm."""
+    return (
+        TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED),
+        TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM),
+        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True),
+    )
+
+
+def draft_head(*, experts: bool) -> tuple[TensorRule, ...]:
+    """The MTP block. Its Linears can take 8 bits through `unprotect`, except `mtp.fc` (16-bit in the official FP8 file)."""
+    at = r"mtp\.layers\.\d+"
+    inner = (*moe(at, C.MTP, C.MTP), *shared_expert(at, C.MTP, C.MTP), *router(at, C.MTP)) if experts else ()
+    return (
+        *attention(at, C.MTP, C.MTP),
+        *mlp(at, C.MTP, C.MTP),
+        *inner,
+        TensorRule(rf"{at}\.(?:input_layernorm|post_attention_layernorm|self_attn\.[qk]_norm)\.weight", C.MTP),
+        TensorRule(r"mtp\.(?:fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\.weight", C.MTP),
+    )
+
+
+def vision() -> tuple[TensorRule, ...]:
+    """Vision tower and merger: every name below `model.visual`."""
+    return (TensorRule(r"model\.visual\.(?:blocks|merger|patch_embed|pos_embed|deepstack_merger_list)\..+", C.VISION),)

@@ -1,0 +1,43 @@
+"""Qwen3-Next: fused, row-interleaved `in_proj_qkvz` / `in_proj_ba`, per-expert MoE with a shared expert, MTP.
+
+The rows of `in_proj_qkvz` are interleaved per key head ([q, k, v, z] of one head, then the next): per-row scales are right,
+anything that assumes contiguous q, k, v, z blocks is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkquant.layers import LayerClass as C
+from sparkquant.layers import Layout, MtpRule, TensorRule
+from sparkquant.layouts import _qwen as q
+
+MODEL_TYPES = ("qwen3_next",)
+
+
+def layout(config: Mapping[str, Any]) -> Layout:
+    """Layout of a Qwen3-Next checkpoint."""
+    at = q.LAYERS
+    return Layout(
+        family="qwen3_next",
+        rules=(
+            *q.top(),
+            TensorRule(rf"{at}\.linear_attn\.in_proj_qkvz\.weight", C.LINEAR_ATTENTION_QKVZ, linear=True),
+            TensorRule(rf"{at}\.linear_attn\.in_proj_ba\.weight", C.LINEAR_ATTENTION_GATES),
+            TensorRule(rf"{at}\.linear_attn\.out_proj\.weight", C.LINEAR_ATTENTION_OUT, linear=True, row_parallel=True),
+            *q.delta_net_state(at),
+            *q.attention(at),
+            *q.mlp(at),
+            *q.moe(at),
+            *q.shared_expert(at),
+            *q.router(at),
+            *q.norms(at),
+            *q.draft_head(experts=True),
+        ),
+        # Published configs of this family do not declare the head: its tensors are the declaration.
+        mtp=MtpRule(declared=bool(config.get("mtp_num_hidden_layers") or 0), config_key="mtp_num_hidden_layers"),
+        ignore_always=q.IGNORE,
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+        experts=(int(config.get("num_experts") or 0), int(config.get("num_experts_per_tok") or 0)),
+    )

@@ -1,0 +1,463 @@
+"""The plan: every tensor's fate, decided before a byte is touched. Pure data, byte-stable, made without torch.
+
+    headers -> class -> fusion group -> Decision (with the reason) -> shard map -> totals
+
+The digest of a plan is the identity of the job: resuming and evidence refer to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sparkquant.checkpoint import Checkpoint, TensorHeader
+from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
+from sparkquant.footprint import Footprint, footprint
+from sparkquant.layers import PROTECTED, LayerClass, Layout, Placement, classify
+from sparkquant.layouts import layout_for
+from sparkquant.recipe import Recipe
+from sparkquant.schemes import OutputTensor, Scheme
+
+SHARD_BYTES = 5_000_000_000
+"""Default upper size of an output shard in bytes; one tensor larger than this gets a shard of its own."""
+
+PLAN_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One source tensor's fate.
+
+    outputs  stored tensors; for a fused 3-D expert tensor the names hold `{expert}` and stand for `experts` tensors each
+    because  the reason, in words
+    """
+
+    tensor: str
+    shard: str
+    dtype: str
+    shape: tuple[int, ...]
+    layer_class: LayerClass
+    layer: int | None
+    module: str
+    group: str
+    scale_group: str
+    parts: tuple[str, ...]
+    scheme: Scheme | None
+    because: str
+    outputs: tuple[OutputTensor, ...]
+    experts: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the source tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def output_bytes(self) -> int:
+        """Stored payload in bytes."""
+        return self.experts * sum(tensor.bytes for tensor in self.outputs)
+
+    @property
+    def modules(self) -> int:
+        """How many Linears of the engine's world this tensor holds."""
+        return self.experts * max(1, len(self.parts))
+
+    def stored(self) -> Iterator[OutputTensor]:
+        """Every stored tensor under its real name."""
+        if self.scheme is None or not self.parts:
+            yield from self.outputs
+            return
+        for expert in range(self.experts):
+            for tensor in self.outputs:
+                yield OutputTensor(tensor.name.format(expert=expert), tensor.dtype, tensor.shape)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON; empty fields are left out."""
+        fields: dict[str, Any] = {
+            "tensor": self.tensor,
+            "shard": self.shard,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "class": str(self.layer_class),
+            "scheme": self.scheme.as_json() if self.scheme else "keep",
+            "because": self.because,
+        }
+        if self.group:
+            fields["group"] = self.group
+        if self.scheme:
+            fields["outputs"] = [[t.name, t.dtype, list(t.shape)] for t in self.outputs]
+        if self.experts != 1:
+            fields["experts"] = self.experts
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class OutputShard:
+    """One file of the result: the source tensors that it takes, and its payload in bytes."""
+
+    name: str
+    tensors: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions, the shard map, totals and notes; `layout` is the family's table for this config."""
+
+    source: Mapping[str, Any]
+    recipe: Recipe
+    layout: Layout
+    decisions: Mapping[str, Decision]
+    shards: tuple[OutputShard, ...]
+    footprint: Footprint
+    notes: tuple[str, ...]
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """Counts and sizes of source and result; bytes are tensor payloads."""
+        decisions = self.decisions.values()
+        parameters = sum(d.parameters for d in decisions)
+        output_bytes = sum(d.output_bytes for d in decisions)
+        return {
+            "tensors": len(self.decisions),
+            "output_tensors": sum(d.experts * len(d.outputs) for d in decisions),
+            "parameters": parameters,
+            "source_bytes": sum(source_bytes(d) for d in decisions),
+            "output_bytes": output_bytes,
+            "bits_per_weight": round(8 * output_bytes / max(1, parameters), 3),
+            "modules": self._modules(),
+            "draft_head_tensors": sum(d.layer_class is LayerClass.MTP for d in decisions),
+        }
+
+    def _modules(self) -> dict[str, int]:
+        """Modules per scheme; `keep` counts weights of two or more dimensions outside the draft head."""
+        counts: dict[str, int] = defaultdict(int)
+        for d in self.decisions.values():
+            if d.scheme is not None:
+                counts[d.scheme.label] += d.modules
+            elif len(d.shape) > 1 and d.layer_class is not LayerClass.MTP:
+                counts["keep"] += d.modules
+        return dict(sorted(counts.items()))
+
+    @cached_property
+    def by_class(self) -> list[dict[str, Any]]:
+        """One row per class and scheme: tensors, parameters, bytes, reason."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for d in self.decisions.values():
+            label = d.scheme.label if d.scheme else "keep"
+            row = rows.setdefault(
+                (str(d.layer_class), label),
+                {
+                    "class": str(d.layer_class),
+                    "scheme": label,
+                    "tensors": 0,
+                    "parameters": 0,
+                    "source_bytes": 0,
+                    "output_bytes": 0,
+                    "because": d.because,
+                },
+            )
+            row["tensors"] += 1
+            row["parameters"] += d.parameters
+            row["source_bytes"] += source_bytes(d)
+            row["output_bytes"] += d.output_bytes
+        return [rows[key] for key in sorted(rows)]
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole plan as plain JSON."""
+        return {
+            "format": PLAN_FORMAT,
+            "source": dict(self.source),
+            "recipe": self.recipe.as_json(),
+            "totals": self.totals,
+            "footprint": self.footprint.as_json(),
+            "classes": self.by_class,
+            "notes": list(self.notes),
+            "shards": [{"name": s.name, "bytes": s.bytes, "tensors": list(s.tensors)} for s in self.shards],
+            "decisions": [decision.as_json() for decision in self.decisions.values()],
+        }
+
+    def to_json(self) -> str:
+        """Stable text: the same checkpoint headers and recipe give the same bytes."""
+        return json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the plan's JSON."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def explain(self, name: str) -> str:
+        """Why one tensor (or module) is treated so, step by step."""
+        decision = self.decisions.get(name) or self.decisions.get(f"{name}.weight")
+        if decision is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, self.decisions, n=3, cutoff=0.4)
+            raise UsageError(
+                f"no tensor {name!r} in this checkpoint", hint=f"near: {', '.join(near)}" if near else "see plan --json"
+            )
+        rule = self.layout.rule_of(decision.tensor)
+        partners = [d.tensor for d in self.decisions.values() if d.group and d.group == decision.group]
+        lines = [
+            f"{decision.tensor}  {decision.dtype} {list(decision.shape)}  in {decision.shard}",
+            f"  layout   {self.layout.family}: matches {rule.pattern if rule else '?'}",
+            f"  class    {decision.layer_class}" + (f" (layer {decision.layer})" if decision.layer is not None else ""),
+        ]
+        if decision.group:
+            lines.append(f"  group    {decision.group}: {len(partners)} tensors in one engine module")
+            lines += [f"             {partner}" for partner in partners[:6]]
+            lines += [f"             and {len(partners) - 6} more"] if len(partners) > 6 else []
+        lines.append(f"  scheme   {decision.scheme.label if decision.scheme else 'keep'}: {decision.because}")
+        lines += [f"  stores   {t.name}  {t.dtype} {list(t.shape)}" for t in decision.outputs]
+        lines.append(f"  bytes    {source_bytes(decision):,} -> {decision.output_bytes:,}")
+        return "\n".join(lines)
+
+
+def source_bytes(decision: Decision) -> int:
+    """Payload of the source tensor in bytes."""
+    return OutputTensor("", decision.dtype, decision.shape).bytes
+
+
+def make_plan(
+    checkpoint: Checkpoint, recipe: Recipe, *, tp: Sequence[int] = (), shard_bytes: int = SHARD_BYTES
+) -> Plan:
+    """Decide everything. Raises PlanError with every reason why recipe and checkpoint do not fit, all at once.
+
+    `tp` are tensor-parallel sizes that the result must serve; the recipe's own sizes are reported in `notes` instead.
+    """
+    layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
+    _refuse_quantized(checkpoint)
+    placements = classify(layout, checkpoint.tensors, source=str(checkpoint.path))
+    problems = list(_misfits(checkpoint, recipe, layout, placements))
+    decisions: dict[str, Decision] = {}
+    for name, header in checkpoint.tensors.items():
+        decision = _decide(header, placements[name], recipe, layout)
+        if isinstance(decision, Problem):
+            problems.append(decision)
+        else:
+            decisions[name] = decision
+    problems += _mixed_groups(decisions.values())
+    problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
+    if problems:
+        raise PlanError(
+            f"recipe {recipe.name!r} cannot be applied to {checkpoint.path}",
+            hint="`sparkquant recipes ls` lists recipes by family; `sparkquant plan --explain TENSOR` shows one decision",
+            problems=problems[:50],
+        )
+    notes = tuple(_notes(checkpoint, recipe, layout, placements, decisions))
+    shards = _shard_map(checkpoint, decisions, shard_bytes)
+    return Plan(
+        source={
+            "model_type": checkpoint.config.get("model_type"),
+            "architectures": checkpoint.config.get("architectures"),
+            "headers": checkpoint.header_digest,
+        },
+        recipe=recipe,
+        layout=layout,
+        decisions=decisions,
+        shards=shards,
+        footprint=footprint(decisions.values(), layout, recipe),
+        notes=notes,
+    )
+
+
+QUANTIZED_SUFFIXES = (
+    ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale",
+    ".qweight", ".qzeros", ".scales", ".input_scale",
+)  # fmt: skip
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    config = checkpoint.config.get("quantization_config") or checkpoint.text_config.get("quantization_config")
+    signs = [name for name in checkpoint.tensors if name.endswith(QUANTIZED_SUFFIXES)]
+    signs += [t.name for t in checkpoint.tensors.values() if t.dtype.startswith("F8_")]
+    if not config and not signs:
+        return
+    method = config.get("quant_method", "unnamed") if isinstance(config, Mapping) else "undeclared"
+    found = f"; for instance {signs[0]}" if signs else ""
+    raise QuantizedSource(
+        f"{checkpoint.path} is quantized already (quant_method {method!r}, {len(signs)} quantized tensors or scales{found})",
+        hint="pass the 16-bit checkpoint that it was made from: rounding twice loses more than any record would say",
+    )
+
+
+def _misfits(
+    checkpoint: Checkpoint, recipe: Recipe, layout: Layout, placements: Mapping[str, Placement]
+) -> Iterator[Problem]:
+    """Faults that concern the recipe as a whole."""
+    if layout.family not in recipe.families:
+        yield Problem(recipe.name, f"is for {', '.join(recipe.families)}; this checkpoint is {layout.family}")
+    dtype = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
+    dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or dtype
+    halves = [t.name for t in checkpoint.tensors.values() if t.dtype == "F16" and len(t.shape) > 1]
+    if dtype == "float16" or halves:
+        what = "config.json asks for float16" if dtype == "float16" else f"{len(halves)} weights are float16"
+        hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
+        yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
+    layers = {(p.layer_class, p.layer) for p in placements.values() if p.rule.linear}
+    for override in recipe.overrides:
+        for layer in override.layers:
+            if (override.layer_class, layer) not in layers:
+                have = sorted(index for c, index in layers if c is override.layer_class and index is not None)
+                span = f"layers with it: {_ranges(have)}" if have else "this checkpoint has no such class"
+                yield Problem(recipe.name, f"override of {override.layer_class} in layer {layer} hits nothing", span)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _choose(placement: Placement, recipe: Recipe) -> tuple[Scheme | None, str]:
+    """Scheme and reason for one tensor."""
+    layer_class = placement.layer_class
+    if layer_class in recipe.unprotect and placement.rule.linear:
+        permission = recipe.unprotect[layer_class]
+        return permission.scheme, f"unprotected: {permission.why}"
+    if layer_class in PROTECTED:
+        return None, f"protected: {PROTECTED[layer_class]}"
+    if not placement.rule.linear:
+        return None, "not a matrix of a Linear"
+    for override in recipe.overrides:
+        if override.layer_class is layer_class and placement.layer in override.layers:
+            return override.scheme, f"override: {override.why}"
+    if layer_class not in recipe.schemes:
+        return None, f"the recipe names no scheme for {layer_class}"
+    scheme = recipe.schemes[layer_class]
+    return scheme, f"recipe: {layer_class}: {scheme.label if scheme else 'keep'}"
+
+
+def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: Layout) -> Decision | Problem:
+    scheme, because = _choose(placement, recipe)
+    rule = placement.rule
+    parts = rule.parts if scheme is not None else ()
+    outputs: tuple[OutputTensor, ...] = (OutputTensor(header.name, header.dtype, header.shape),)
+    experts = 1
+    if scheme is not None:
+        if placement.layer_class is LayerClass.LM_HEAD and layout.tied_head:
+            return Problem(header.name, "lm_head is tied to the embedding and cannot have a scheme", "remove `lm_head`")
+        if header.dtype not in ("BF16", "F32", "F16"):
+            return Problem(header.name, f"has dtype {header.dtype}: only BF16 and F32 weights are quantized")
+        shape, experts, fault = _module_shape(header, parts)
+        fault = fault or scheme.problem(shape)
+        if fault:
+            return Problem(header.name, fault, _shape_hint(scheme, placement.layer_class))
+        outputs = tuple(
+            OutputTensor(f"{module}.{t.name}", t.dtype, t.shape)
+            for module in (_expert_modules(placement.module, parts) if parts else (placement.module,))
+            for t in scheme.outputs(shape)
+        )
+    return Decision(
+        tensor=header.name, shard=header.shard, dtype=header.dtype, shape=header.shape,
+        layer_class=placement.layer_class, layer=placement.layer, module=placement.module, group=placement.group,
+        scale_group=placement.scale_group, parts=parts, scheme=scheme, because=because, outputs=outputs, experts=experts,
+    )  # fmt: skip
+
+
+def _shape_hint(scheme: Scheme, layer_class: LayerClass) -> str:
+    if scheme.is_integer:
+        return f"`{layer_class}: {{scheme: {scheme.name}, group_size: 32}}`, nvfp4a16 (groups of 16), fp8 or keep"
+    return f"`{layer_class}: fp8` or keep"
+
+
+def _expert_modules(module: str, parts: tuple[str, ...]) -> tuple[str, ...]:
+    parent = module.rpartition(".")[0]
+    return tuple(f"{parent}.{{expert}}.{part}" for part in parts)
+
+
+def _module_shape(header: TensorHeader, parts: tuple[str, ...]) -> tuple[tuple[int, ...], int, str | None]:
+    """Shape of one Linear inside a tensor, how many experts it holds, and a fault."""
+    if not parts:
+        return header.shape, 1, None
+    if len(header.shape) != 3:
+        return header.shape, 1, f"a fused expert tensor has three dimensions, this one is {list(header.shape)}"
+    experts, rows, columns = header.shape
+    if rows % len(parts):
+        return header.shape, 1, f"{rows} rows do not split into {' and '.join(parts)}"
+    return (rows // len(parts), columns), experts, None
+
+
+def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
+    """The engine resolves one scheme for a fused module and silently applies it to every part."""
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for decision in decisions:
+        if decision.group:
+            groups[decision.group].setdefault(decision.scheme.label if decision.scheme else "keep", decision.tensor)
+    for group, schemes in groups.items():
+        if len(schemes) > 1:
+            listed = ", ".join(f"{tensor.rpartition('.weight')[0] or tensor}: {label}" for label, tensor in schemes.items())
+            yield Problem(group, f"one engine module with several schemes ({listed})", "give its classes the same scheme")
+
+
+def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:
+    for d in decisions:
+        if d.scheme is None:
+            continue
+        shape = (d.shape[-2] // max(1, len(d.parts)), d.shape[-1])
+        fault = d.scheme.problem(shape, tp=tp, row_parallel=placements[d.tensor].rule.row_parallel)
+        if fault:
+            yield Problem(d.tensor, f"tensor parallel {tp}: {fault}", _shape_hint(d.scheme, d.layer_class))
+
+
+def _notes(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    layout: Layout,
+    placements: Mapping[str, Placement],
+    decisions: Mapping[str, Decision],
+) -> Iterator[str]:
+    present = {p.layer_class for p in placements.values()}
+    absent = sorted(str(c) for c in (*recipe.schemes, *recipe.unprotect) if c not in present and c in layout.classes)
+    if absent:
+        yield f"this checkpoint has no {', '.join(absent)}: those lines of the recipe do nothing here"
+    foreign = sorted(str(c) for c in recipe.schemes if c not in layout.classes)
+    if foreign:
+        yield f"{layout.family} has no {', '.join(foreign)}: those lines are for other families of the recipe"
+    if layout.mtp.declared and LayerClass.MTP not in present:
+        yield (
+            f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no mtp.* tensor:"
+            " it was lost before; speculative decoding with MTP will not work"
+        )
+    for size in recipe.target.tensor_parallel:
+        if size > 1 and (faults := list(_rank_faults(decisions.values(), placements, size))):
+            yield f"not servable with tensor parallel {size}: {faults[0]} ({len(faults)} tensors)"
+    if checkpoint.tensors and layout.tied_head and "lm_head.weight" in checkpoint.tensors:
+        yield "config.json ties lm_head to the embedding, yet an lm_head.weight is stored: it is copied as it is"
+
+
+def _shard_map(checkpoint: Checkpoint, decisions: Mapping[str, Decision], limit: int) -> tuple[OutputShard, ...]:
+    """Cut the result into files in source order; parts of one fusion group stay in one file."""
+    if limit < 1:
+        raise UsageError(f"shard size {limit} is not positive", hint="pass a size like 5GB")
+    units: dict[str, list[str]] = {}
+    for name, d in sorted(decisions.items(), key=lambda kv: (kv[1].shard, checkpoint.tensors[kv[0]].start)):
+        units.setdefault(d.scale_group if d.scheme else name, []).append(name)
+    shards: list[list[str]] = []
+    sizes: list[int] = []
+    for names in units.values():
+        size = sum(decisions[name].output_bytes for name in names)
+        if not shards or sizes[-1] + size > limit:
+            shards.append([])
+            sizes.append(0)
+        shards[-1] += names
+        sizes[-1] += size
+    if not shards:
+        raise CheckpointError(f"{checkpoint.path} holds no tensors", hint="is this the right folder?")
+    count = len(shards)
+    return tuple(
+        OutputShard(
+            "model.safetensors" if count == 1 else f"model-{index:05d}-of-{count:05d}.safetensors", tuple(names), size
+        )
+        for index, (names, size) in enumerate(zip(shards, sizes, strict=True), 1)
+    )

@@ -1,0 +1,451 @@
+"""A recipe: which layer class gets which scheme, and what the result must show. Written by people, so strict.
+
+Every fault of a file is found at once and reported as `file:line:col: what; hint`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from sparkquant import layouts
+from sparkquant.errors import Problem, RecipeError
+from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass
+from sparkquant.schemes import KEEP, SCHEMES, Scheme, make_scheme
+
+MAX_RECIPE_BYTES = 1_000_000
+SCHEMA_URL = "https://raw.githubusercontent.com/sparkquant/sparkquant/main/recipes/recipe.schema.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+_FUSED_PARTS = {
+    "attention.q": "attention.qkv", "attention.k": "attention.qkv", "attention.v": "attention.qkv",
+    "linear_attention.qkv": "linear_attention.qkvz", "linear_attention.z": "linear_attention.qkvz",
+    "mlp.gate": "mlp.gate_up", "mlp.up": "mlp.gate_up",
+    "experts.gate": "experts.gate_up", "experts.up": "experts.gate_up",
+    "shared_expert.gate": "shared_expert.gate_up", "shared_expert.up": "shared_expert.gate_up",
+}  # fmt: skip
+
+
+def _layer_class(value: Any) -> LayerClass:
+    if isinstance(value, LayerClass):
+        return value
+    text = str(value)
+    if text in _FUSED_PARTS:
+        raise ValueError(
+            f"{text!r} is not a class of its own: the engine loads these projections as one module,"
+            f" which has one scheme; name {_FUSED_PARTS[text]!r}"
+        )
+    try:
+        return LayerClass(text)
+    except ValueError:
+        near = difflib.get_close_matches(text, list(LayerClass), n=1)
+        known = ", ".join(LayerClass)
+        raise ValueError(
+            f"no layer class {text!r}" + (f"; did you mean {str(near[0])!r}?" if near else f"; known: {known}")
+        ) from None
+
+
+def _scheme(value: Any) -> Scheme | None:
+    if value is None or isinstance(value, Scheme):
+        return value
+    if isinstance(value, str):
+        return None if value == KEEP else make_scheme(value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a scheme is a name ({', '.join([*SCHEMES, KEEP])}) or a map with `scheme:` and options")
+    unknown = sorted(set(value) - {"scheme", "group_size", "symmetric"})
+    if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), ["scheme", "group_size", "symmetric"], n=1)
+        raise ValueError(f"unknown option {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    name, group_size, symmetric = value.get("scheme"), value.get("group_size"), value.get("symmetric")
+    if not isinstance(name, str):
+        raise ValueError("`scheme:` must be a scheme name")
+    if group_size is not None and type(group_size) is not int:
+        raise ValueError(f"group_size must be a whole number, not {group_size!r}")
+    if symmetric is not None and type(symmetric) is not bool:
+        raise ValueError(f"symmetric must be true or false, not {symmetric!r}")
+    if name == KEEP:
+        if len(value) > 1:
+            raise ValueError("`keep` has no options")
+        return None
+    return make_scheme(name, group_size=group_size, symmetric=symmetric)
+
+
+def _eight_bits(value: Scheme | None) -> Scheme | None:
+    if value is not None and value.bits < 8:
+        raise ValueError(f"{value.name} here is refused: a protected class never goes below 8 bits")
+    return value
+
+
+_SCHEME_JSON_SCHEMA: dict[str, Any] = {
+    "oneOf": [
+        {"type": "string", "enum": [*SCHEMES, KEEP]},
+        {
+            "type": "object",
+            "properties": {
+                "scheme": {"type": "string", "enum": [*SCHEMES, KEEP]},
+                "group_size": {"type": "integer", "enum": [-1, 32, 64, 128]},
+                "symmetric": {"type": "boolean"},
+            },
+            "required": ["scheme"],
+            "additionalProperties": False,
+        },
+    ]
+}
+ClassName = Annotated[LayerClass, BeforeValidator(_layer_class)]
+SchemeSpec = Annotated[Any, BeforeValidator(_scheme), Field(json_schema_extra=_SCHEME_JSON_SCHEMA)]
+EightBitScheme = Annotated[SchemeSpec, AfterValidator(_eight_bits)]
+Reason = Annotated[str, Field(min_length=8, description="why, in a sentence: it appears in the plan")]
+
+
+def _versions(value: Any) -> Any:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        raise ValueError(f'write capability as text: "{value}" (a number loses trailing zeros)')
+    return value
+
+
+class Target(_Strict):
+    """Where the checkpoint is going to run."""
+
+    engine: Literal["vllm"] = "vllm"
+    kernel: Literal["marlin", "any"] = "marlin"
+    capability: Annotated[str, BeforeValidator(_versions), Field(pattern=r"^\d{1,2}\.\d$")] = "12.1"
+    tensor_parallel: tuple[Annotated[int, Field(ge=1, le=64)], ...] = (1,)
+
+    @field_validator("tensor_parallel", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Method(_Strict):
+    """How scales are chosen: `rtn` takes the largest element, `mse` searches the scale of least squared error."""
+
+    name: Literal["rtn", "mse"] = "mse"
+
+
+class Accept(_Strict):
+    """Limits that the measured quality must keep; nats per token, and absolute drops."""
+
+    kl_mean: Annotated[float, Field(gt=0)] | None = None
+    kl_p99: Annotated[float, Field(gt=0)] | None = None
+    top1_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+    mtp_acceptance_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class Override(_Strict):
+    """Another scheme for some layers of one class."""
+
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    layer_class: ClassName = Field(alias="class")
+    scheme: SchemeSpec
+    why: Reason
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Unprotect(_Strict):
+    """Permission to store a protected class in 8 bits."""
+
+    scheme: EightBitScheme
+    why: Reason
+
+
+class Recipe(_Strict):
+    """A validated recipe. `source` tells where it came from, `text` is the file verbatim (both "" for built recipes)."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+    summary: Annotated[str, Field(min_length=8)]
+    families: Annotated[tuple[str, ...], Field(min_length=1)]
+    target: Target = Target()
+    schemes: Annotated[dict[ClassName, SchemeSpec], Field(min_length=1)]
+    method: Method = Method()
+    accept: Accept = Accept()
+    overrides: tuple[Override, ...] = ()
+    unprotect: dict[ClassName, Unprotect] = {}
+    source: Annotated[str, Field(exclude=True)] = ""
+    text: Annotated[str, Field(exclude=True)] = ""
+
+    @field_validator("families", "overrides", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe fully resolved, as plain JSON: what the plan records and what its digest covers."""
+
+        def spelled(scheme: Scheme | None) -> Any:
+            return KEEP if scheme is None else scheme.as_json()
+
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "families": list(self.families),
+            "target": self.target.model_dump(mode="json"),
+            "schemes": {str(c): spelled(s) for c, s in sorted(self.schemes.items())},
+            "method": self.method.model_dump(mode="json"),
+            "accept": self.accept.model_dump(mode="json", exclude_none=True),
+            "overrides": [
+                {"layers": list(o.layers), "class": str(o.layer_class), "scheme": spelled(o.scheme), "why": o.why}
+                for o in self.overrides
+            ],
+            "unprotect": {
+                str(c): {"scheme": spelled(u.scheme), "why": u.why} for c, u in sorted(self.unprotect.items())
+            },
+        }
+
+    def with_method(self, name: str) -> Recipe:
+        """The same recipe with another method; RecipeError when there is no such method."""
+        fields = self.as_json() | {"method": {"name": name}}
+        return parse_recipe(fields, source=self.source, text=self.text, where="--method")
+
+
+class _Document:
+    """A YAML text with the position of every key and value, so that a fault can be pointed at."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self.marks: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.duplicates: list[Problem] = []
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.value: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise RecipeError(
+                f"{source} is not valid YAML", hint="fix the line", problems=[Problem(f"{source}{at}", str(what))]
+            ) from None
+        except (RecursionError, ValueError) as error:
+            raise RecipeError(f"{source} cannot be read: {error}", hint="a recipe is a short, plain map") from None
+        if root is not None:
+            self._visit(root, ())
+
+    def _visit(self, node: yaml.Node, path: tuple[Any, ...], depth: int = 0) -> None:
+        self.marks.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
+        if depth > 20:
+            raise RecipeError(f"{self.source}: nested too deeply", hint="a recipe is a short, plain map")
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
+                if key.value in seen:
+                    self.duplicates.append(Problem(self.place((*path, key.value, "<key>")), f"{key.value!r} twice"))
+                seen.add(key.value)
+                self._visit(value, (*path, key.value), depth + 1)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._visit(value, (*path, index), depth + 1)
+
+    def place(self, path: tuple[Any, ...], *, key: bool = False) -> str:
+        """`file:line:col` of a value (or of its key), or of the nearest parent that exists."""
+        if key and (*path, "<key>") in self.marks:
+            path = (*path, "<key>")
+        while path and path not in self.marks:
+            path = path[:-1]
+        line, column = self.marks.get(path, (1, 1))
+        return f"{self.source}:{line}:{column}"
+
+
+def _known_keys(path: tuple[Any, ...]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {"target": Target, "method": Method, "accept": Accept}
+    if not path:
+        return [name for name in Recipe.model_fields if name not in ("source", "text")] + ["extends"]
+    model = models.get(str(path[0])) or {"overrides": Override, "unprotect": Unprotect}.get(str(path[0]))
+    return [field.alias or name for name, field in model.model_fields.items()] if model else []
+
+
+def _problem(error: ErrorDetails, document: _Document) -> Problem:
+    path = tuple(part for part in error["loc"] if part != "[key]")
+    on_key = error["loc"][-1:] == ("[key]",) or error["type"] in ("extra_forbidden",)
+    where = document.place(path, key=on_key)
+    dotted = ".".join(map(str, path))
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), _known_keys(path[:-1]), n=1)
+        known = ", ".join(_known_keys(path[:-1]))
+        return Problem(where, f"unknown key {dotted!r}", f"did you mean {near[0]!r}?" if near else f"known: {known}")
+    if error["type"] == "missing":
+        return Problem(where, f"{dotted!r} is missing")
+    what = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        options = str(error.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
+        near = difflib.get_close_matches(error["input"], options, n=1)
+        return Problem(where, f"{dotted}: {what}", f"did you mean {near[0]!r}?" if near else "")
+    return Problem(where, f"{dotted}: {what}" if error["type"] != "value_error" else what)
+
+
+def _semantics(recipe: Recipe, document: _Document) -> Iterator[Problem]:
+    """Faults that need more than one field: protected classes, classes that no family has, overlapping overrides."""
+    families = [name for name in recipe.families if name in layouts.family_names()]
+    for index, family in enumerate(recipe.families):
+        if family not in families:
+            near = difflib.get_close_matches(family, layouts.family_names(), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(layouts.family_names())}"
+            yield Problem(document.place(("families", index)), f"no family {family!r}", hint)
+    possible = frozenset().union(*(layouts.family_layout(name).linear_classes for name in families))
+    spots: list[tuple[tuple[Any, ...], LayerClass, Scheme | None]] = [
+        (("schemes", str(c)), c, scheme) for c, scheme in recipe.schemes.items()
+    ]
+    spots += [(("overrides", i, "class"), o.layer_class, o.scheme) for i, o in enumerate(recipe.overrides)]
+    for path, layer_class, scheme in spots:
+        where = document.place(path, key=True)
+        if scheme is not None and layer_class in PROTECTED:
+            hint = "remove the line"
+            if layer_class in UNPROTECTABLE:
+                hint += f", or allow 8 bits with `unprotect: {{{layer_class}: {{scheme: fp8, why: ...}}}}`"
+            yield Problem(where, f"{layer_class} is protected: {PROTECTED[layer_class]}", hint)
+        elif families and layer_class not in possible and layer_class not in PROTECTED:
+            yield Problem(where, f"none of {', '.join(families)} has the class {layer_class}", "remove the line")
+    for layer_class in recipe.unprotect:
+        if layer_class not in UNPROTECTABLE:
+            allowed = ", ".join(sorted(UNPROTECTABLE))
+            yield Problem(
+                document.place(("unprotect", str(layer_class)), key=True),
+                f"{layer_class} cannot be unprotected",
+                f"only {allowed} can; other classes take schemes under `schemes:` or stay 16-bit",
+            )
+    taken: dict[tuple[LayerClass, int], int] = {}
+    for index, override in enumerate(recipe.overrides):
+        for layer in override.layers:
+            other = taken.setdefault((override.layer_class, layer), index)
+            if other != index:
+                where = document.place(("overrides", index))
+                yield Problem(where, f"layer {layer} of {override.layer_class} is overridden twice", "keep one")
+
+
+def parse_recipe(
+    fields: Mapping[str, Any], *, source: str = "", text: str = "", where: str = "", document: _Document | None = None
+) -> Recipe:
+    """Validate plain data; RecipeError with every fault at once."""
+    document = document or _Document(text if text and not where else "", where or source or "recipe")
+    label = where or source or "recipe"
+    try:
+        recipe = Recipe.model_validate({**fields, "source": source, "text": text})
+    except ValidationError as error:
+        problems = [*document.duplicates, *(_problem(detail, document) for detail in error.errors(include_url=False))]
+        raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=_HINT, problems=problems) from None
+    problems = [*document.duplicates, *_semantics(recipe, document)]
+    if problems:
+        raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=_HINT, problems=problems)
+    return recipe
+
+
+_HINT = "`sparkquant recipes show qwen-hybrid-w4a16` prints a working recipe, `sparkquant recipes schema` all keys"
+
+
+def recipe_folder() -> Path:
+    """Where the shipped recipes lie: inside the wheel, or in the source checkout."""
+    packaged = Path(str(importlib.resources.files("sparkquant"))) / "_recipes"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def load_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
+    """A recipe by shipped name, by path to a YAML file, or from plain data."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return parse_recipe(recipe)
+    path = find_recipe(recipe)
+    return recipe_from_text(_read(path), source=str(path) if path.parent != recipe_folder() else path.name)
+
+
+def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Recipe:
+    """Parse YAML text, resolving one level of `extends`."""
+    document = _Document(text, source)
+    fields = document.value
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{source}: a recipe is a map of keys, found {type(fields).__name__}", hint=_HINT)
+    base = fields.pop("extends", None)
+    if base is not None:
+        if not extendable:
+            where = document.place(("extends",), key=True)
+            raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
+        fields = _extended(base, fields, document)
+    return parse_recipe(fields, source=source, text=text, document=document)
+
+
+def _extended(base: Any, fields: Mapping[str, Any], document: _Document) -> dict[str, Any]:
+    if not isinstance(base, str) or base not in recipe_names():
+        near = difflib.get_close_matches(str(base), recipe_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
+        where = document.place(("extends",))
+        raise RecipeError(f"{document.source}: 1 fault", hint=_HINT, problems=[Problem(where, f"no recipe {base!r}", hint)])
+    parent = recipe_from_text(_read(recipe_folder() / f"{base}.yaml"), source=f"{base}.yaml", extendable=False)
+    merged: dict[str, Any] = parent.as_json()
+    for key, value in fields.items():
+        inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect")
+        merged[key] = {**merged[key], **value} if inherits else value
+    return merged
+
+
+def find_recipe(recipe: str | os.PathLike[str]) -> Path:
+    """The file of a shipped name or of a path; RecipeError with the nearest names otherwise."""
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise RecipeError(f"{path}: no such recipe file", hint="pass a shipped name or the path of a YAML file")
+    if str(recipe) in recipe_names():
+        return recipe_folder() / f"{recipe}.yaml"
+    near = difflib.get_close_matches(str(recipe), recipe_names(), n=1)
+    raise RecipeError(
+        f"no recipe {str(recipe)!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"shipped: {', '.join(recipe_names())}; or pass the path of a YAML file",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise RecipeError(f"{path}: too large for a recipe", hint="a recipe is a page of YAML")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror or error}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe file, for editors and for CI of model repositories."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    for hidden in ("source", "text"):
+        schema["properties"].pop(hidden)
+    classes = {"enum": [str(c) for c in LayerClass if c not in PROTECTED]}
+    schema["properties"]["schemes"]["propertyNames"] = classes
+    schema["properties"]["unprotect"]["propertyNames"] = {"enum": [str(c) for c in sorted(UNPROTECTABLE)]}
+    schema["properties"]["method"] = {"anyOf": [{"type": "string", "enum": ["rtn", "mse"]}, schema["properties"]["method"]]}
+    schema["properties"]["extends"] = {"type": "string", "description": "a shipped recipe to start from"}
+    schema["required"] = []
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": ["name", "summary", "families", "schemes"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_URL, **schema, "title": "sparkquant recipe"}
+
+
+def recipe_schema_text() -> str:
+    """The schema as stable text."""
+    return json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n"
