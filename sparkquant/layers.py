@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -129,6 +129,7 @@ class Layout:
     ignore_always   regexes (in `re:` form, fitting Hugging Face and engine spelling) of modules that never take a scheme
     tied_head       the checkpoint has no lm_head of its own: it reads the embedding
     experts         (total, active per token); (0, 0) for dense models
+    live_names      (regex, replacement): other names that a checkpoint tensor has in a live transformers model
     """
 
     family: str
@@ -137,8 +138,7 @@ class Layout:
     ignore_always: tuple[str, ...]
     tied_head: bool = False
     experts: tuple[int, int] = (0, 0)
-    live_renames: tuple[tuple[str, str], ...] = ()
-    _compiled: dict[str, re.Pattern[str]] = field(default_factory=dict, compare=False, repr=False)
+    live_names: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def classes(self) -> frozenset[LayerClass]:
@@ -153,7 +153,8 @@ class Layout:
     @cached_property
     def _dispatch(self) -> re.Pattern[str]:
         # One alternation instead of a loop: 1,199 names against 40 rules in a few milliseconds.
-        return re.compile("|".join(f"(?P<r{i}>{rule.pattern})" for i, rule in enumerate(self.rules)))
+        # ASCII: a layer number is 0-9, not any digit of Unicode.
+        return re.compile("|".join(f"(?P<r{i}>{rule.pattern})" for i, rule in enumerate(self.rules)), re.ASCII)
 
     def rule_of(self, name: str) -> TensorRule | None:
         """The rule that matches a name, or None."""
