@@ -23,6 +23,9 @@ IGNORE = (
 )
 """Fits checkpoint names and engine names of every supported version; the draft head and lm_head are added by need."""
 
+LIVE_NAMES = ((r"^model\.language_model\.", "model."),)
+"""The text-only class drops the `language_model` level of a multimodal checkpoint's names."""
+
 
 def _linear(pattern: str, layer_class: C, fused: str = "", *, row_parallel: bool = False) -> TensorRule:
     return TensorRule(pattern, layer_class, fused=fused, linear=True, row_parallel=row_parallel)

@@ -56,5 +56,5 @@ def layout(config: Mapping[str, Any]) -> Layout:
         mtp=MtpRule(declared=bool(text.get("mtp_num_hidden_layers") or 0), config_key="mtp_num_hidden_layers"),
         ignore_always=q.IGNORE,
         tied_head=tied(config),
-        live_renames=((r"model\.layers\.", "model.language_model.layers."), (r"model\.(embed_tokens|norm)\.", r"model.language_model.\1.")),
+        live_names=q.LIVE_NAMES,
     )

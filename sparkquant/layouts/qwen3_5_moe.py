@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparkquant.layers import Layout, MtpRule
+from sparkquant.layers import Layout, MtpRule, config_int
 from sparkquant.layouts import _qwen as q
 from sparkquant.layouts.qwen3_5 import delta_net, text_config, tied
 
@@ -32,5 +32,6 @@ def layout(config: Mapping[str, Any]) -> Layout:
         mtp=MtpRule(declared=bool(text.get("mtp_num_hidden_layers") or 0), config_key="mtp_num_hidden_layers"),
         ignore_always=q.IGNORE,
         tied_head=tied(config),
-        experts=(int(text.get("num_experts") or 0), int(text.get("num_experts_per_tok") or 0)),
+        live_names=q.LIVE_NAMES,
+        experts=(config_int(text, "num_experts", 0), config_int(text, "num_experts_per_tok", 0)),
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkquant.layers import LayerClass as C
-from sparkquant.layers import Layout, MtpRule, TensorRule
+from sparkquant.layers import Layout, MtpRule, TensorRule, config_int
 from sparkquant.layouts import _qwen as q
 
 MODEL_TYPES = ("qwen3_next",)
@@ -39,5 +39,5 @@ def layout(config: Mapping[str, Any]) -> Layout:
         mtp=MtpRule(declared=bool(config.get("mtp_num_hidden_layers") or 0), config_key="mtp_num_hidden_layers"),
         ignore_always=q.IGNORE,
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        experts=(int(config.get("num_experts") or 0), int(config.get("num_experts_per_tok") or 0)),
+        experts=(config_int(config, "num_experts", 0), config_int(config, "num_experts_per_tok", 0)),
     )
