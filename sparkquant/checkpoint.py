@@ -108,9 +108,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         problems.append(Problem(path.name, "__metadata__ is not a map of strings"))
     if problems:
-        raise CheckpointError(
-            f"{path}: broken safetensors header", hint="fetch the shard again", problems=problems[:50]
-        )
+        raise CheckpointError(f"{path}: broken safetensors header", hint="fetch the shard again", problems=problems)
     return tensors, metadata
 
 
@@ -181,14 +179,14 @@ class Checkpoint:
         weight_map, problems = _weight_map(folder)
         shards, broken = _read_shards(folder, sorted(set(weight_map.values()) if weight_map else _loose_shards(folder)))
         if broken:
-            raise CheckpointError(f"{folder}: unreadable shards", hint="fetch them again", problems=broken[:50])
+            raise CheckpointError(f"{folder}: unreadable shards", hint="fetch them again", problems=broken)
         tensors = {name: header for shard in shards.values() for name, header in shard.items()}
         problems += _index_faults(folder, weight_map, shards)
         if problems and strict:
             raise CheckpointError(
                 f"{folder}: the index and the shards disagree",
                 hint="fetch the checkpoint again, or run `sparkquant verify` for all findings",
-                problems=problems[:50],
+                problems=problems,
             )
         return cls(folder, config, dict(sorted(tensors.items())), shards, tuple(problems))
 
@@ -230,7 +228,7 @@ def _weight_map(folder: Path) -> tuple[dict[str, str], list[Problem]]:
         raise CheckpointError(
             f"{folder / INDEX}: the weight_map leaves the folder or names other files",
             hint="do not use this checkpoint: a weight_map names plain *.safetensors files beside it",
-            problems=outside[:50],
+            problems=outside,
         )
     return weight_map, []
 

@@ -25,6 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+SHOWN = 50
+"""Problems that the text of an error lists; `problems` holds all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One fault: where it is (`file:line:col`, a tensor, a path), what is wrong, and what to do about it."""
@@ -50,7 +54,9 @@ class SparkquantError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        lines = [self.what, *(f"  {problem}" for problem in self.problems)]
+        lines = [self.what, *(f"  {problem}" for problem in self.problems[:SHOWN])]
+        if len(self.problems) > SHOWN:
+            lines.append(f"  and {len(self.problems) - SHOWN} more")
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return "\n".join(lines)

@@ -184,7 +184,7 @@ def classify(layout: Layout, names: Iterable[str], *, source: str = "the checkpo
             f"{len(unknown)} tensor{'s' if len(unknown) > 1 else ''} of {source} cannot be classified",
             hint=f"is this really a {layout.family} checkpoint? If the family has new tensors, add a rule for them"
             f" in sparkquant/layouts/{layout.family}.py",
-            problems=unknown[:50],
+            problems=unknown,
         )
     return placements
 

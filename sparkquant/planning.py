@@ -248,7 +248,7 @@ def make_plan(
         raise PlanError(
             f"recipe {recipe.name!r} cannot be applied to {checkpoint.path}",
             hint="`sparkquant recipes ls` lists recipes by family; `sparkquant plan --explain TENSOR` shows one decision",
-            problems=problems[:50],
+            problems=problems,
         )
     notes = tuple(_notes(checkpoint, recipe, layout, placements, decisions))
     shards = _shard_map(checkpoint, decisions, shard_bytes)
