@@ -2,8 +2,8 @@
 
     folder = build("qwen3_5", tmp_path / "model", shards=2)
 
-Tensor names are the published ones and the shapes take every scheme (int4 g128, NVFP4, FP8). The transformers class named in
-`architectures` loads each; the draft head stays outside it, as in the published models.
+Tensor names are the published ones and the shapes take every scheme (int4 g128, NVFP4, FP8). The transformers class
+named in `architectures` loads each; the draft head stays outside it, as in the published models.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FIRST_SPECIAL = VOCAB - len(_SPECIAL)
 _END_OF_TEXT, _IM_END = _FIRST_SPECIAL, _FIRST_SPECIAL + 2
 
 _TEXT: dict[str, Any] = {
-    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None, "dtype": "bfloat16", "eos_token_id": _IM_END,
-    "full_attention_interval": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": HIDDEN, "initializer_range": 0.02,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None, "dtype": "bfloat16",
+    "eos_token_id": _IM_END, "full_attention_interval": 4, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": HIDDEN, "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
     "linear_value_head_dim": 128, "max_position_embeddings": 4096, "num_attention_heads": 2, "num_hidden_layers": 4,
     "num_key_value_heads": 1, "pad_token_id": _END_OF_TEXT, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
     "tie_word_embeddings": False, "use_cache": True, "vocab_size": VOCAB,
@@ -188,7 +188,11 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, np.
     if name.endswith("A_log"):
         return np.log(1 + 15 * random.random(shape, dtype=np.float32))
     if len(shape) == 1:
-        centre = 1.0 if name.endswith(("linear_attn.norm.weight", "norm1.weight", "norm2.weight", "merger.norm.weight")) else 0.0
+        centre = (
+            1.0
+            if name.endswith(("linear_attn.norm.weight", "norm1.weight", "norm2.weight", "merger.norm.weight"))
+            else 0.0
+        )
         return np.float32(centre) + np.float32(0.02) * normal
     return normal / np.float32(shape[-1] ** 0.5)
 
@@ -271,8 +275,14 @@ def _write_side_files(folder: Path, *, vision: bool) -> None:
     if vision:
         sizes = {"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen3VLProcessor",
                  "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # fmt: skip
-        image = {"image_processor_type": "Qwen2VLImageProcessorFast", "size": {"shortest_edge": 4096, "longest_edge": 65536}}
-        video = {"video_processor_type": "Qwen3VLVideoProcessor", "size": {"shortest_edge": 4096, "longest_edge": 65536}}
+        image = {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "size": {"shortest_edge": 4096, "longest_edge": 65536},
+        }
+        video = {
+            "video_processor_type": "Qwen3VLVideoProcessor",
+            "size": {"shortest_edge": 4096, "longest_edge": 65536},
+        }
         write_json(folder / "preprocessor_config.json", {**sizes, **image})
         write_json(folder / "video_preprocessor_config.json", {**sizes, **video})
 
@@ -299,8 +309,8 @@ def _tokenizer() -> dict[str, Any]:
         "post_processor": None,
         "decoder": byte_level,
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-            "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocabulary, "merges": [],
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocabulary, "merges": [],
         },
     }  # fmt: skip
 

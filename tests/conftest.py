@@ -1,4 +1,4 @@
-"""What every test may ask for: small checkpoints by name, and the evaluation models that may lie beside the checkout."""
+"""What every test may ask for: small checkpoints by name, and the evaluation models beside the checkout."""
 
 from __future__ import annotations
 
@@ -29,22 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than a few seconds; runs with --slow or -m slow")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # An -m expression on the command line (or in addopts) already chooses; without one, slow tests are skipped visibly.
-    if config.getoption("--slow") or config.getoption("-m"):
-        return
-    skip = pytest.mark.skip(reason="slow; run with --slow")
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+    # pyproject.toml deselects slow tests with `-m 'not slow'`; a marker expression of the command line still wins.
+    if config.getoption("--slow") and config.option.markexpr == "not slow":
+        config.option.markexpr = ""
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`checkpoints("qwen3_5", shards=1)`: a small checkpoint, built once per set of options. Read-only: copy before editing."""
+    """`checkpoints("qwen3_5", shards=1)`: a small checkpoint, built once per set of options. Copy it before editing."""
     built: dict[str, Path] = {}
 
     def get(model_type: str, **options: Any) -> Path:

@@ -1,6 +1,6 @@
 """Published models as formulas: configs, totals, and header-only checkpoints (true headers, sparse data).
 
-A header-only checkpoint takes a few hundred kilobytes on disk whatever the model's size, and `plan` cannot tell the difference.
+A header-only checkpoint takes a few hundred kilobytes on disk whatever the model's size; `plan` cannot tell it apart.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.data.shapes import Shapes, tensor_shapes
 
 TOWER = {
     "model_type": "qwen3_5_vision", "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
-    "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
-    "hidden_act": "gelu_pytorch_tanh",
+    "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
+    "num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
 
 QWEN3_5_27B: dict[str, Any] = {
@@ -57,8 +57,8 @@ QWEN3_5_35B_A3B_DRAFT_HEAD = 844_640_768
 
 QWEN3_NEXT_80B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next", "dtype": "bfloat16", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
-    "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "model_type": "qwen3_next", "dtype": "bfloat16", "vocab_size": 151936, "hidden_size": 2048,
+    "intermediate_size": 5120, "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
     "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
@@ -72,7 +72,9 @@ def qwen3_5_27b_shapes() -> Shapes:
     return tensor_shapes(QWEN3_5_27B)
 
 
-def write_headers(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, shards: int = 1, dtype: str = "BF16") -> Path:
+def write_headers(
+    folder: Path, config: Mapping[str, Any], shapes: Shapes, *, shards: int = 1, dtype: str = "BF16"
+) -> Path:
     """A checkpoint with true headers and an index whose data are holes: full size to `stat`, almost nothing on disk."""
     width = {"BF16": 2, "F16": 2, "F32": 4}[dtype]
     folder.mkdir(parents=True, exist_ok=True)

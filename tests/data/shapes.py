@@ -1,7 +1,7 @@
 """Names and shapes of a checkpoint computed from its config, for the Qwen hybrid families.
 
-The same formulas give the small checkpoints of the tests and the published sizes (27,781,427,952 parameters of the 27B), so
-a builder that drifts from the real layout breaks the totals in `published.py`.
+The same formulas give the small checkpoints of the tests and the published sizes (27,781,427,952 parameters of the
+27B), so a builder that drifts from the real layout breaks the totals in `published.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def tensor_shapes(config: Mapping[str, Any], *, fused_experts: bool | None = Non
         shapes["lm_head.weight"] = (vocab, hidden)
     for index, kind in enumerate(layer_types(text)):
         at = f"{prefix}layers.{index}"
-        shapes |= delta_net(at, text, split=family != "qwen3_next") if kind == "linear_attention" else attention(at, text)
+        shapes |= (
+            delta_net(at, text, split=family != "qwen3_next") if kind == "linear_attention" else attention(at, text)
+        )
         dense = not text.get("num_experts") or index in text.get("mlp_only_layers", ())
         shapes |= mlp(f"{at}.mlp", hidden, text["intermediate_size"]) if dense else moe(at, text, fused=fused)
         shapes |= block_norms(at, hidden)
@@ -125,7 +127,9 @@ def block_norms(at: str, hidden: int) -> Shapes:
 def draft_head(text: Mapping[str, Any], *, fused: bool) -> Shapes:
     """MTP: one full-attention block behind `fc`; embedding and lm_head are those of the model."""
     hidden, at = text["hidden_size"], "mtp.layers.0"
-    inner = moe(at, text, fused=fused) if text.get("num_experts") else mlp(f"{at}.mlp", hidden, text["intermediate_size"])
+    inner = (
+        moe(at, text, fused=fused) if text.get("num_experts") else mlp(f"{at}.mlp", hidden, text["intermediate_size"])
+    )
     return {
         "mtp.fc.weight": (hidden, 2 * hidden),
         "mtp.norm.weight": (hidden,),

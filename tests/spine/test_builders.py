@@ -25,7 +25,9 @@ def test_formulas_give_the_published_27b() -> None:
         for part in ("mtp.", "model.visual.merger.", "model.visual.", "model.language_model.layers.")
     }
     assert count == {"mtp.": 15, "model.visual.merger.": 6, "model.visual.": 333, "model.language_model.layers.": 848}
-    gates = sum(size[0] * size[1] for name, size in shapes.items() if name.endswith(("in_proj_a.weight", "in_proj_b.weight")))
+    gates = sum(
+        size[0] * size[1] for name, size in shapes.items() if name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+    )
     assert gates == 23_592_960
 
 
@@ -54,9 +56,11 @@ def test_files_hold_exactly_the_shapes_of_their_config(
     assert {name: shape for name, (_, shape, _) in stored.items()} == shapes_of(config)
     wide = {name for name, (dtype, _, _) in stored.items() if dtype != "BF16"}
     assert len(wide) == (6 if options.get("float32_state") else 0)
-    assert sum(name.startswith("mtp.") for name in stored) == {"qwen3_next": 29, "qwen3_5_moe": 19, "qwen3_5_moe_text": 19}.get(
-        model_type, 15
-    )
+    assert sum(name.startswith("mtp.") for name in stored) == {
+        "qwen3_next": 29,
+        "qwen3_5_moe": 19,
+        "qwen3_5_moe_text": 19,
+    }.get(model_type, 15)
 
 
 def test_same_arguments_same_bytes(tmp_path: Path) -> None:
@@ -86,7 +90,9 @@ def test_transformers_loads_and_runs_each(
     transformers = pytest.importorskip("transformers")
     folder = checkpoints(model_type, **options)
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    model, info = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    model, info = getattr(transformers, architecture).from_pretrained(
+        folder, dtype=torch.bfloat16, output_loading_info=True
+    )
     assert {name for name in info["missing_keys"] if not (options.get("tied") and name == "lm_head.weight")} == set()
     assert all(name.startswith("mtp.") for name in info["unexpected_keys"])
     assert not info["mismatched_keys"]
@@ -95,7 +101,9 @@ def test_transformers_loads_and_runs_each(
         if name in stored and stored[name][0] == "BF16":
             assert value.contiguous().view(torch.uint8).numpy().tobytes() == stored[name][2], name
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi é"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi é"}], tokenize=False, add_generation_prompt=True
+    )
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     assert tokenizer.decode(ids[0]) == text
     with torch.no_grad():
