@@ -1,7 +1,7 @@
 """The read side of a checkpoint folder: headers, weight map, side files. Reads headers without torch.
 
-A folder from somewhere else is hostile until proven otherwise: sizes are checked before anything is allocated, names in the
-index may not leave the folder, and pickle files are never opened.
+A folder from somewhere else is hostile until proven otherwise: sizes are checked before anything is allocated, names in
+the index may not leave the folder, and pickle files are never opened.
 """
 
 from __future__ import annotations
@@ -148,7 +148,11 @@ def _tensor(shard: str, name: str, entry: Any, base: int) -> TensorHeader | Prob
         return Problem(where, f"unknown dtype {dtype!r}")
     if not isinstance(shape, list) or len(shape) > 16 or not all(type(d) is int and 0 <= d < 2**48 for d in shape):
         return Problem(where, f"shape {str(shape)[:80]} is not a list of sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int and 0 <= o < 2**60 for o in offsets):
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(o) is int and 0 <= o < 2**60 for o in offsets)
+    ):
         return Problem(where, f"data_offsets {str(offsets)[:80]} are not two positions")
     start, end = offsets
     if end - start != math.prod(shape) * DTYPE_BYTES[dtype]:
@@ -268,7 +272,9 @@ def _index_faults(
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             problems.append(Problem(name, f"the index places it in {shard}, which does not hold it"))
-    problems += [Problem(name, f"stored in {owner[name]} but absent from the index") for name in owner if name not in weight_map]
+    problems += [
+        Problem(name, f"stored in {owner[name]} but absent from the index") for name in owner if name not in weight_map
+    ]
     unlisted = sorted({e.name for e in folder.iterdir() if e.suffix == ".safetensors"} - set(shards))
     problems += [Problem(name, "a shard that the index does not name") for name in unlisted]
     return problems
@@ -280,6 +286,8 @@ def _side_files(folder: Path) -> Iterator[str]:
         for name in files:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()
-            weights = path.suffix in (".safetensors", *PICKLES) or name.endswith(".index.json") or path.suffix == ".gguf"
+            weights = (
+                path.suffix in (".safetensors", *PICKLES) or name.endswith(".index.json") or path.suffix == ".gguf"
+            )
             if not name.startswith(".") and not weights and relative != "config.json":
                 yield relative

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 SHOWN = 50
 """Problems that the text of an error lists; `problems` holds all of them."""
 

@@ -32,7 +32,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Something that a person should read once: resumed shards, tensors overlaid from a live model, a note of the plan."""
+    """Something that a person should read once: resumed shards, a note of the plan."""
 
     message: str
 

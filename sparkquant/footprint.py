@@ -12,7 +12,7 @@ from sparkquant.recipe import Recipe
 from sparkquant.schemes import OutputTensor
 
 if TYPE_CHECKING:
-    from sparkquant.planning import Decision
+    from sparkquant.decisions import Decision
 
 BANDWIDTH_GBPS = {"12.1": 273.0}
 """Memory bandwidth in 1e9 bytes per second by compute capability, where one chip has it (GB10: LPDDR5X, 273 GB/s)."""
@@ -30,7 +30,7 @@ BASE_BYTES = 256 * 2**20
 class Footprint:
     """Costs of a plan in bytes.
 
-    working_bytes         memory that quantizing needs above the imports: three times the largest unit of work, and a base
+    working_bytes         memory that quantizing needs above the imports: three times the largest unit, and a base
     disk_bytes            free space that the result needs, index and side files excluded
     decode_bytes          weights read for one decoded token (routed experts by their active share, KV cache excluded)
     decode_ceiling_tps    bandwidth / decode_bytes: no decoder without speculation is faster; None for an unknown chip

@@ -64,7 +64,7 @@ PROTECTED: Mapping[LayerClass, str] = {
 """Classes that no recipe may quantize, with the reason."""
 
 UNPROTECTABLE = frozenset({LayerClass.MTP})
-"""Protected classes that `unprotect:` may move to 8 bits (an official FP8 release with an FP8 draft head drafts well)."""
+"""Protected classes that `unprotect:` may move to 8 bits (an official release with an FP8 draft head drafts well)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class MtpRule:
 class Layout:
     """Everything known of one family for one config: rules, draft head, engine names.
 
-    ignore_always   regexes (in `re:` form, fitting Hugging Face and engine spelling) of modules that never take a scheme
+    ignore_always   regexes (`re:` form, fitting checkpoint and engine spelling) of modules that never take a scheme
     tied_head       the checkpoint has no lm_head of its own: it reads the embedding
     experts         (total, active per token); (0, 0) for dense models
     live_names      (regex, replacement): other names that a checkpoint tensor has in a live transformers model

@@ -7,229 +7,57 @@ The digest of a plan is the identity of the job: resuming and evidence refer to 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkquant.checkpoint import Checkpoint, TensorHeader
+from sparkquant.decisions import Decision, OutputShard, Plan
 from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
-from sparkquant.footprint import Footprint, footprint
+from sparkquant.footprint import footprint
 from sparkquant.layers import PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
 from sparkquant.recipe import Recipe
+from sparkquant.recipe_files import load_recipe
 from sparkquant.schemes import OutputTensor, Scheme
+from sparkquant.source import locate
+
+if TYPE_CHECKING:
+    from sparkquant.source import Model
 
 SHARD_BYTES = 5_000_000_000
 """Default upper size of an output shard in bytes; one tensor larger than this gets a shard of its own."""
 
-PLAN_FORMAT = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One source tensor's fate.
-
-    outputs  stored tensors; for a fused 3-D expert tensor the names hold `{expert}` and stand for `experts` tensors each
-    because  the reason, in words
-    """
-
-    tensor: str
-    shard: str
-    dtype: str
-    shape: tuple[int, ...]
-    layer_class: LayerClass
-    layer: int | None
-    module: str
-    group: str
-    scale_group: str
-    parts: tuple[str, ...]
-    scheme: Scheme | None
-    because: str
-    outputs: tuple[OutputTensor, ...]
-    experts: int = 1
-
-    @property
-    def parameters(self) -> int:
-        """Elements of the source tensor."""
-        return math.prod(self.shape)
-
-    @property
-    def output_bytes(self) -> int:
-        """Stored payload in bytes."""
-        return self.experts * sum(tensor.bytes for tensor in self.outputs)
-
-    @property
-    def modules(self) -> int:
-        """How many Linears of the engine's world this tensor holds."""
-        return self.experts * max(1, len(self.parts))
-
-    def stored(self) -> Iterator[OutputTensor]:
-        """Every stored tensor under its real name."""
-        if self.scheme is None or not self.parts:
-            yield from self.outputs
-            return
-        for expert in range(self.experts):
-            for tensor in self.outputs:
-                yield OutputTensor(tensor.name.format(expert=expert), tensor.dtype, tensor.shape)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON; empty fields are left out."""
-        fields: dict[str, Any] = {
-            "tensor": self.tensor,
-            "shard": self.shard,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "class": str(self.layer_class),
-            "scheme": self.scheme.as_json() if self.scheme else "keep",
-            "because": self.because,
-        }
-        if self.group:
-            fields["group"] = self.group
-        if self.scheme:
-            fields["outputs"] = [[t.name, t.dtype, list(t.shape)] for t in self.outputs]
-        if self.experts != 1:
-            fields["experts"] = self.experts
-        return fields
-
-
-@dataclass(frozen=True, slots=True)
-class OutputShard:
-    """One file of the result: the source tensors that it takes, and its payload in bytes."""
-
-    name: str
-    tensors: tuple[str, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All decisions, the shard map, totals and notes; `layout` is the family's table for this config."""
-
-    source: Mapping[str, Any]
-    recipe: Recipe
-    layout: Layout
-    decisions: Mapping[str, Decision]
-    shards: tuple[OutputShard, ...]
-    footprint: Footprint
-    notes: tuple[str, ...]
-
-    @cached_property
-    def totals(self) -> dict[str, Any]:
-        """Counts and sizes of source and result; bytes are tensor payloads."""
-        decisions = self.decisions.values()
-        parameters = sum(d.parameters for d in decisions)
-        output_bytes = sum(d.output_bytes for d in decisions)
-        return {
-            "tensors": len(self.decisions),
-            "output_tensors": sum(d.experts * len(d.outputs) for d in decisions),
-            "parameters": parameters,
-            "source_bytes": sum(source_bytes(d) for d in decisions),
-            "output_bytes": output_bytes,
-            "bits_per_weight": round(8 * output_bytes / max(1, parameters), 3),
-            "modules": self._modules(),
-            "draft_head_tensors": sum(d.layer_class is LayerClass.MTP for d in decisions),
-        }
-
-    def _modules(self) -> dict[str, int]:
-        """Modules per scheme; `keep` counts weights of two or more dimensions outside the draft head."""
-        counts: dict[str, int] = defaultdict(int)
-        for d in self.decisions.values():
-            if d.scheme is not None:
-                counts[d.scheme.label] += d.modules
-            elif len(d.shape) > 1 and d.layer_class is not LayerClass.MTP:
-                counts["keep"] += d.modules
-        return dict(sorted(counts.items()))
-
-    @cached_property
-    def by_class(self) -> list[dict[str, Any]]:
-        """One row per class and scheme: tensors, parameters, bytes, reason."""
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
-        for d in self.decisions.values():
-            label = d.scheme.label if d.scheme else "keep"
-            row = rows.setdefault(
-                (str(d.layer_class), label),
-                {
-                    "class": str(d.layer_class),
-                    "scheme": label,
-                    "tensors": 0,
-                    "parameters": 0,
-                    "source_bytes": 0,
-                    "output_bytes": 0,
-                    "because": d.because,
-                },
-            )
-            row["tensors"] += 1
-            row["parameters"] += d.parameters
-            row["source_bytes"] += source_bytes(d)
-            row["output_bytes"] += d.output_bytes
-        return [rows[key] for key in sorted(rows)]
-
-    def as_json(self) -> dict[str, Any]:
-        """The whole plan as plain JSON."""
-        return {
-            "format": PLAN_FORMAT,
-            "source": dict(self.source),
-            "recipe": self.recipe.as_json(),
-            "totals": self.totals,
-            "footprint": self.footprint.as_json(),
-            "classes": self.by_class,
-            "notes": list(self.notes),
-            "shards": [{"name": s.name, "bytes": s.bytes, "tensors": list(s.tensors)} for s in self.shards],
-            "decisions": [decision.as_json() for decision in self.decisions.values()],
-        }
-
-    def to_json(self) -> str:
-        """Stable text: the same checkpoint headers and recipe give the same bytes."""
-        return json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
-
-    @cached_property
-    def digest(self) -> str:
-        """sha256 of the plan's JSON."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    def explain(self, name: str) -> str:
-        """Why one tensor (or module) is treated so, step by step."""
-        decision = self.decisions.get(name) or self.decisions.get(f"{name}.weight")
-        if decision is None:
-            import difflib
-
-            near = difflib.get_close_matches(name, self.decisions, n=3, cutoff=0.4)
-            raise UsageError(
-                f"no tensor {name!r} in this checkpoint", hint=f"near: {', '.join(near)}" if near else "see plan --json"
-            )
-        rule = self.layout.rule_of(decision.tensor)
-        partners = [d.tensor for d in self.decisions.values() if d.group and d.group == decision.group]
-        lines = [
-            f"{decision.tensor}  {decision.dtype} {list(decision.shape)}  in {decision.shard}",
-            f"  layout   {self.layout.family}: matches {rule.pattern if rule else '?'}",
-            f"  class    {decision.layer_class}" + (f" (layer {decision.layer})" if decision.layer is not None else ""),
-        ]
-        if decision.group:
-            lines.append(f"  group    {decision.group}: {len(partners)} tensors in one engine module")
-            lines += [f"             {partner}" for partner in partners[:6]]
-            lines += [f"             and {len(partners) - 6} more"] if len(partners) > 6 else []
-        lines.append(f"  scheme   {decision.scheme.label if decision.scheme else 'keep'}: {decision.because}")
-        lines += [f"  stores   {t.name}  {t.dtype} {list(t.shape)}" for t in decision.outputs]
-        lines.append(f"  bytes    {source_bytes(decision):,} -> {decision.output_bytes:,}")
-        return "\n".join(lines)
-
-
-def source_bytes(decision: Decision) -> int:
-    """Payload of the source tensor in bytes."""
-    return OutputTensor("", decision.dtype, decision.shape).bytes
+def plan(
+    model: Model,
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe = "qwen-hybrid-w4a16",
+    *,
+    source: str | os.PathLike[str] | None = None,
+    method: str | None = None,
+    tp: Sequence[int] = (),
+    shard_bytes: int = SHARD_BYTES,
+) -> Plan:
+    """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`."""
+    chosen = load_recipe(recipe)
+    chosen = chosen if method is None else chosen.with_method(method)
+    found = locate(model, source=source)
+    return make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
 
 
 def make_plan(
-    checkpoint: Checkpoint, recipe: Recipe, *, tp: Sequence[int] = (), shard_bytes: int = SHARD_BYTES
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    *,
+    tp: Sequence[int] = (),
+    shard_bytes: int = SHARD_BYTES,
+    overlaid: Iterable[str] = (),
 ) -> Plan:
     """Decide everything. Raises PlanError with every reason why recipe and checkpoint do not fit, all at once.
 
     `tp` are tensor-parallel sizes that the result must serve; the recipe's own sizes are reported in `notes` instead.
+    `overlaid` names the tensors whose weights come from a live model rather than from the checkpoint's files.
     """
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
     _refuse_quantized(checkpoint)
@@ -247,7 +75,7 @@ def make_plan(
     if problems:
         raise PlanError(
             f"recipe {recipe.name!r} cannot be applied to {checkpoint.path}",
-            hint="`sparkquant recipes ls` lists recipes by family; `sparkquant plan --explain TENSOR` shows one decision",
+            hint="`sparkquant recipes ls` lists recipes by family; `plan --explain TENSOR` shows one decision",
             problems=problems,
         )
     notes = tuple(_notes(checkpoint, recipe, layout, placements, decisions))
@@ -257,6 +85,7 @@ def make_plan(
             "model_type": checkpoint.config.get("model_type"),
             "architectures": checkpoint.config.get("architectures"),
             "headers": checkpoint.header_digest,
+            **({"overlaid": names} if (names := sorted(overlaid)) else {}),
         },
         recipe=recipe,
         layout=layout,
@@ -282,7 +111,7 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
     method = config.get("quant_method", "unnamed") if isinstance(config, Mapping) else "undeclared"
     found = f"; for instance {signs[0]}" if signs else ""
     raise QuantizedSource(
-        f"{checkpoint.path} is quantized already (quant_method {method!r}, {len(signs)} quantized tensors or scales{found})",
+        f"{checkpoint.path} is quantized already (quant_method {method!r}, {len(signs)} quantized tensors{found})",
         hint="pass the 16-bit checkpoint that it was made from: rounding twice loses more than any record would say",
     )
 
@@ -361,7 +190,8 @@ def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: 
     return Decision(
         tensor=header.name, shard=header.shard, dtype=header.dtype, shape=header.shape,
         layer_class=placement.layer_class, layer=placement.layer, module=placement.module, group=placement.group,
-        scale_group=placement.scale_group, parts=parts, scheme=scheme, because=because, outputs=outputs, experts=experts,
+        scale_group=placement.scale_group, parts=parts, scheme=scheme, because=because, outputs=outputs,
+        experts=experts,
     )  # fmt: skip
 
 
@@ -396,8 +226,12 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
             groups[decision.group].setdefault(decision.scheme.label if decision.scheme else "keep", decision.tensor)
     for group, schemes in groups.items():
         if len(schemes) > 1:
-            listed = ", ".join(f"{tensor.rpartition('.weight')[0] or tensor}: {label}" for label, tensor in schemes.items())
-            yield Problem(group, f"one engine module with several schemes ({listed})", "give its classes the same scheme")
+            listed = ", ".join(
+                f"{tensor.rpartition('.weight')[0] or tensor}: {label}" for label, tensor in schemes.items()
+            )
+            yield Problem(
+                group, f"one engine module with several schemes ({listed})", "give its classes the same scheme"
+            )
 
 
 def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:

@@ -6,24 +6,20 @@ Every fault of a file is found at once and reported as `file:line:col: what; hin
 from __future__ import annotations
 
 import difflib
-import importlib.resources
-import json
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass
+from sparkquant.positions import Document
 from sparkquant.schemes import KEEP, SCHEMES, Scheme, make_scheme
 
-MAX_RECIPE_BYTES = 1_000_000
-SCHEMA_URL = "https://raw.githubusercontent.com/sparkquant/sparkquant/main/recipes/recipe.schema.json"
+HINT = "`sparkquant recipes show qwen-hybrid-w4a16` prints a working recipe, `sparkquant recipes schema` all keys"
+"""The next step after any fault in a recipe."""
 
 
 class _Strict(BaseModel):
@@ -167,7 +163,7 @@ class Unprotect(_Strict):
 
 
 class Recipe(_Strict):
-    """A validated recipe. `source` tells where it came from, `text` is the file verbatim (both "" for built recipes)."""
+    """A validated recipe. `source` tells where it came from, `text` is the file verbatim ("" for built recipes)."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
     summary: Annotated[str, Field(min_length=8)]
@@ -220,63 +216,17 @@ class Recipe(_Strict):
         return parse_recipe(fields, source=self.source, text=self.text, where="--method")
 
 
-class _Document:
-    """A YAML text with the position of every key and value, so that a fault can be pointed at."""
-
-    def __init__(self, text: str, source: str) -> None:
-        self.source = source
-        self.marks: dict[tuple[Any, ...], tuple[int, int]] = {}
-        self.duplicates: list[Problem] = []
-        try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.value: Any = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-            raise RecipeError(
-                f"{source} is not valid YAML", hint="fix the line", problems=[Problem(f"{source}{at}", str(what))]
-            ) from None
-        except (RecursionError, ValueError) as error:
-            raise RecipeError(f"{source} cannot be read: {error}", hint="a recipe is a short, plain map") from None
-        if root is not None:
-            self._visit(root, ())
-
-    def _visit(self, node: yaml.Node, path: tuple[Any, ...], depth: int = 0) -> None:
-        self.marks.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
-        if depth > 20:
-            raise RecipeError(f"{self.source}: nested too deeply", hint="a recipe is a short, plain map")
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
-                if key.value in seen:
-                    self.duplicates.append(Problem(self.place((*path, key.value, "<key>")), f"{key.value!r} twice"))
-                seen.add(key.value)
-                self._visit(value, (*path, key.value), depth + 1)
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                self._visit(value, (*path, index), depth + 1)
-
-    def place(self, path: tuple[Any, ...], *, key: bool = False) -> str:
-        """`file:line:col` of a value (or of its key), or of the nearest parent that exists."""
-        if key and (*path, "<key>") in self.marks:
-            path = (*path, "<key>")
-        while path and path not in self.marks:
-            path = path[:-1]
-        line, column = self.marks.get(path, (1, 1))
-        return f"{self.source}:{line}:{column}"
-
-
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {"target": Target, "method": Method, "accept": Accept}
+    models: dict[str, type[BaseModel]] = {
+        "target": Target, "method": Method, "accept": Accept, "overrides": Override, "unprotect": Unprotect,
+    }  # fmt: skip
     if not path:
         return [name for name in Recipe.model_fields if name not in ("source", "text")] + ["extends"]
-    model = models.get(str(path[0])) or {"overrides": Override, "unprotect": Unprotect}.get(str(path[0]))
+    model = models.get(str(path[0]))
     return [field.alias or name for name, field in model.model_fields.items()] if model else []
 
 
-def _problem(error: ErrorDetails, document: _Document) -> Problem:
+def _problem(error: ErrorDetails, document: Document) -> Problem:
     path = tuple(part for part in error["loc"] if part != "[key]")
     on_key = error["loc"][-1:] == ("[key]",) or error["type"] in ("extra_forbidden",)
     where = document.place(path, key=on_key)
@@ -295,7 +245,7 @@ def _problem(error: ErrorDetails, document: _Document) -> Problem:
     return Problem(where, f"{dotted}: {what}" if error["type"] != "value_error" else what)
 
 
-def _semantics(recipe: Recipe, document: _Document) -> Iterator[Problem]:
+def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
     """Faults that need more than one field: protected classes, classes that no family has, overlapping overrides."""
     families = [name for name in recipe.families if name in layouts.family_names()]
     for index, family in enumerate(recipe.families):
@@ -335,100 +285,22 @@ def _semantics(recipe: Recipe, document: _Document) -> Iterator[Problem]:
 
 
 def parse_recipe(
-    fields: Mapping[str, Any], *, source: str = "", text: str = "", where: str = "", document: _Document | None = None
+    fields: Mapping[str, Any], *, source: str = "", text: str = "", where: str = "", document: Document | None = None
 ) -> Recipe:
     """Validate plain data; RecipeError with every fault at once."""
-    document = document or _Document(text if text and not where else "", where or source or "recipe")
+    document = document or Document(text if text and not where else "", where or source or "recipe")
     label = where or source or "recipe"
     try:
         recipe = Recipe.model_validate({**fields, "source": source, "text": text})
     except ValidationError as error:
         problems = [*document.duplicates, *(_problem(detail, document) for detail in error.errors(include_url=False))]
-        raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=_HINT, problems=problems) from None
+        raise RecipeError(
+            f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems
+        ) from None
     problems = [*document.duplicates, *_semantics(recipe, document)]
     if problems:
-        raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=_HINT, problems=problems)
+        raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems)
     return recipe
-
-
-_HINT = "`sparkquant recipes show qwen-hybrid-w4a16` prints a working recipe, `sparkquant recipes schema` all keys"
-
-
-def recipe_folder() -> Path:
-    """Where the shipped recipes lie: inside the wheel, or in the source checkout."""
-    packaged = Path(str(importlib.resources.files("sparkquant"))) / "_recipes"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
-    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
-
-
-def load_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
-    """A recipe by shipped name, by path to a YAML file, or from plain data."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, Mapping):
-        return parse_recipe(recipe)
-    path = find_recipe(recipe)
-    return recipe_from_text(_read(path), source=str(path) if path.parent != recipe_folder() else path.name)
-
-
-def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Recipe:
-    """Parse YAML text, resolving one level of `extends`."""
-    document = _Document(text, source)
-    fields = document.value
-    if not isinstance(fields, dict):
-        raise RecipeError(f"{source}: a recipe is a map of keys, found {type(fields).__name__}", hint=_HINT)
-    base = fields.pop("extends", None)
-    if base is not None:
-        if not extendable:
-            where = document.place(("extends",), key=True)
-            raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
-        fields = _extended(base, fields, document)
-    return parse_recipe(fields, source=source, text=text, document=document)
-
-
-def _extended(base: Any, fields: Mapping[str, Any], document: _Document) -> dict[str, Any]:
-    if not isinstance(base, str) or base not in recipe_names():
-        near = difflib.get_close_matches(str(base), recipe_names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
-        where = document.place(("extends",))
-        raise RecipeError(f"{document.source}: 1 fault", hint=_HINT, problems=[Problem(where, f"no recipe {base!r}", hint)])
-    parent = recipe_from_text(_read(recipe_folder() / f"{base}.yaml"), source=f"{base}.yaml", extendable=False)
-    merged: dict[str, Any] = parent.as_json()
-    for key, value in fields.items():
-        inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect")
-        merged[key] = {**merged[key], **value} if inherits else value
-    return merged
-
-
-def find_recipe(recipe: str | os.PathLike[str]) -> Path:
-    """The file of a shipped name or of a path; RecipeError with the nearest names otherwise."""
-    path = Path(recipe)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if path.is_file():
-            return path
-        raise RecipeError(f"{path}: no such recipe file", hint="pass a shipped name or the path of a YAML file")
-    if str(recipe) in recipe_names():
-        return recipe_folder() / f"{recipe}.yaml"
-    near = difflib.get_close_matches(str(recipe), recipe_names(), n=1)
-    raise RecipeError(
-        f"no recipe {str(recipe)!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-        hint=f"shipped: {', '.join(recipe_names())}; or pass the path of a YAML file",
-    )
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_RECIPE_BYTES:
-            raise RecipeError(f"{path}: too large for a recipe", hint="a recipe is a page of YAML")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"{path}: {error.strerror or error}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"{path}: not UTF-8 text", hint="save it as UTF-8") from None
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -439,13 +311,14 @@ def recipe_schema() -> dict[str, Any]:
     classes = {"enum": [str(c) for c in LayerClass if c not in PROTECTED]}
     schema["properties"]["schemes"]["propertyNames"] = classes
     schema["properties"]["unprotect"]["propertyNames"] = {"enum": [str(c) for c in sorted(UNPROTECTABLE)]}
-    schema["properties"]["method"] = {"anyOf": [{"type": "string", "enum": ["rtn", "mse"]}, schema["properties"]["method"]]}
+    schema["properties"]["method"] = {
+        "anyOf": [{"type": "string", "enum": ["rtn", "mse"]}, schema["properties"]["method"]]
+    }
     schema["properties"]["extends"] = {"type": "string", "description": "a shipped recipe to start from"}
     schema["required"] = []
     schema["anyOf"] = [{"required": ["extends"]}, {"required": ["name", "summary", "families", "schemes"]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_URL, **schema, "title": "sparkquant recipe"}
-
-
-def recipe_schema_text() -> str:
-    """The schema as stable text."""
-    return json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "sparkquant recipe",
+    }

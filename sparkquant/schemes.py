@@ -1,7 +1,7 @@
 """How a matrix is stored: formats as data and arithmetic, without torch.
 
-A scheme answers three questions about a Linear [N, K] = [out, in]: can it take this shape (`problem`), which tensors does
-it write (`outputs`), and how does a compressed-tensors config spell it (`hfconfig` asks for the fields).
+A scheme answers three questions about a Linear [N, K] = [out, in]: can it take this shape (`problem`), which tensors
+does it write (`outputs`), and which fields describe it (`hfconfig` spells them for compressed-tensors).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One file per model family: tensor names -> classes, fusion groups, draft head, engine names.
 
-A family file defines `MODEL_TYPES` (values of `model_type` in config.json) and `layout(config) -> Layout`. Adding a family
-is adding such a file and its tests: it is found here by its presence, nothing else has to be edited.
+A family file defines `MODEL_TYPES` (values of `model_type` in config.json) and `layout(config) -> Layout`. Adding a
+family is adding such a file and its tests: it is found here by its presence, nothing else has to be edited.
 """
 
 from __future__ import annotations

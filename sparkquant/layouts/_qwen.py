@@ -70,7 +70,7 @@ def router(at: str, layer_class: C = C.ROUTER) -> tuple[TensorRule, ...]:
 
 
 def delta_net_state(at: str) -> tuple[TensorRule, ...]:
-    """Parts of a gated delta net that never take a scheme: A_log and dt_bias [Vl], conv1d [C, 1, 4], gated norm [Dv]."""
+    """What never takes a scheme in a gated delta net: A_log, dt_bias [Vl], conv1d [C, 1, 4], gated norm [Dv]."""
     return (
         TensorRule(rf"{at}\.linear_attn\.(?:A_log|dt_bias)", C.LINEAR_ATTENTION_GATES),
         TensorRule(rf"{at}\.linear_attn\.conv1d\.weight", C.LINEAR_ATTENTION_CONV),
@@ -96,7 +96,7 @@ def top() -> tuple[TensorRule, ...]:
 
 
 def draft_head(*, experts: bool) -> tuple[TensorRule, ...]:
-    """The MTP block. Its Linears can take 8 bits through `unprotect`, except `mtp.fc` (16-bit in the official FP8 file)."""
+    """The MTP block. Its Linears can take 8 bits through `unprotect`, except `mtp.fc` (16-bit in the official file)."""
     at = r"mtp\.layers\.\d+"
     inner = (*moe(at, C.MTP, C.MTP), *shared_expert(at, C.MTP, C.MTP), *router(at, C.MTP)) if experts else ()
     return (

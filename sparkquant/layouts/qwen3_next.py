@@ -1,7 +1,7 @@
 """Qwen3-Next: fused, row-interleaved `in_proj_qkvz` / `in_proj_ba`, per-expert MoE with a shared expert, MTP.
 
-The rows of `in_proj_qkvz` are interleaved per key head ([q, k, v, z] of one head, then the next): per-row scales are right,
-anything that assumes contiguous q, k, v, z blocks is not.
+The rows of `in_proj_qkvz` are interleaved per key head ([q, k, v, z] of one head, then the next): per-row scales are
+right, anything that assumes contiguous q, k, v, z blocks is not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""sparkquant: declarative quantization recipes for hybrid language models, with proof.
+
+    import sparkquant
+    sparkquant.plan("Qwen3.5-27B", recipe="qwen-hybrid-w4a16")
+    sparkquant.quantize("Qwen3.5-27B", recipe="qwen-hybrid-w4a16", out="Qwen3.5-27B-W4A16")
+    sparkquant.verify("Qwen3.5-27B-W4A16", source="Qwen3.5-27B")
+
+Names are resolved when first used: planning must not pay for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkquant.comparison import diff
+    from sparkquant.decisions import Plan
+    from sparkquant.errors import SparkquantError
+    from sparkquant.execute import Quantized, quantize
+    from sparkquant.planning import plan
+    from sparkquant.recipe import Recipe
+    from sparkquant.recipe_files import load_recipe
+    from sparkquant.report import Check, Report
+    from sparkquant.verification.gate import verify
+
+_HOMES = {
+    "Check": "report",
+    "Plan": "decisions",
+    "Quantized": "execute",
+    "Recipe": "recipe",
+    "Report": "report",
+    "SparkquantError": "errors",
+    "diff": "comparison",
+    "load_recipe": "recipe_files",
+    "plan": "planning",
+    "quantize": "execute",
+    "verify": "verification.gate",
+}
+
+__all__ = [
+    "Check",
+    "Plan",
+    "Quantized",
+    "Recipe",
+    "Report",
+    "SparkquantError",
+    "diff",
+    "load_recipe",
+    "plan",
+    "quantize",
+    "verify",
+    "version",
+]
+
+
+def version() -> str:
+    """The installed version; "0+unknown" in a source tree that was never installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("sparkquant")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sparkquant' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"sparkquant.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

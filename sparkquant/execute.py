@@ -1,0 +1,261 @@
+"""The loop of `quantize`: plan -> units -> backend -> writer, one unit ahead in reading and one behind in writing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from sparkquant import version
+from sparkquant.backends import Backend, Unit
+from sparkquant.backends.native import NativeBackend
+from sparkquant.checkpoint import Checkpoint
+from sparkquant.decisions import Decision, Plan, source_bytes
+from sparkquant.errors import CheckFailed, CheckpointError, Problem
+from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
+from sparkquant.footprint import CHUNK_BYTES
+from sparkquant.hfconfig import result_config
+from sparkquant.planning import SHARD_BYTES, make_plan
+from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
+from sparkquant.recipe import Recipe
+from sparkquant.recipe_files import load_recipe
+from sparkquant.report import Report
+from sparkquant.schemes import OutputTensor
+from sparkquant.source import Source, as_path, locate
+from sparkquant.verification.gate import verify
+from sparkquant.writer import ShardWriter, StagedCheckpoint
+
+if TYPE_CHECKING:
+    from sparkquant.source import Model
+
+FLUSH_BYTES = 256 * 2**20
+"""Written bytes between two flushes: the disk works while the next unit is computed, and the last fsync is short."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What `quantize` made: the folder, its plan, and the report of the checks that it passed."""
+
+    out: Path
+    plan: Plan
+    report: Report
+
+
+def quantize(
+    model: Model,
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe = "qwen-hybrid-w4a16",
+    out: str | os.PathLike[str] | None = None,
+    *,
+    source: str | os.PathLike[str] | None = None,
+    method: str | None = None,
+    tp: Sequence[int] = (),
+    shard_bytes: int = SHARD_BYTES,
+    restart: bool = False,
+    listener: Listener = ignore,
+) -> Quantized:
+    """Quantize `model` by `recipe` into the new folder `out`, verify it, and return what was made.
+
+    model    a checkpoint folder, a hub id, or a live torch module (then `source` may name its checkpoint folder)
+    recipe   a shipped name, a YAML file, plain data or a Recipe; `method` ("rtn", "mse") overrides its method
+    tp       tensor-parallel sizes that the result must serve
+    restart  discard what an interrupted run of another job left in `out`.partial
+
+    Nothing named `out` exists until everything is written and verified. A killed run goes on when it is called again.
+    Raises the errors of `sparkquant.errors`; all faults of recipe, checkpoint and shapes come before any work.
+    """
+    target = as_path(out)
+    chosen = load_recipe(recipe)
+    chosen = chosen if method is None else chosen.with_method(method)
+    found = locate(model, source=source)
+    plan = make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
+    for note in plan.notes:
+        listener(Said(note))
+    return _run(plan, found, target, restart, listener)
+
+
+def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: Listener) -> Quantized:
+    backend = NativeBackend(plan.recipe.method.name)
+    with StagedCheckpoint(target, _job(plan, source), restart=restart) as staged:
+        stored = {shard.name: _stored(plan, shard.tensors) for shard in plan.shards}
+        todo = [shard for shard in plan.shards if shard.name not in staged.finished]
+        if staged.finished:
+            listener(Said(f"resuming: {len(staged.finished)} of {len(plan.shards)} shards are done already"))
+        staged.require_space(sum(shard.bytes for shard in todo))
+        names = [name for shard in todo for name in shard.tensors]
+        listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
+        for shard in todo:
+            with staged.shard(shard.name, stored[shard.name]) as writer:
+                _write_shard(plan, shard.tensors, source, backend, writer, listener)
+        listener(Finished("quantize"))
+        staged.write_index(stored)
+        _write_side_files(staged, plan, source.checkpoint)
+        report = verify(staged.path, source=source.checkpoint.path, listener=listener)
+        if not report.ok:
+            raise CheckFailed(
+                f"the staged result failed {len(report.failed)} checks and was not published",
+                hint=f"this is a bug: report it with {staged.path / 'sparkquant' / 'plan.json'}",
+                problems=[Problem(check.id, check.message) for check in report.failed],
+            )
+        staged.publish()
+    return Quantized(target, plan, Report(str(target), report.checks))
+
+
+def _job(plan: Plan, source: Source) -> dict[str, Any]:
+    """What makes two runs the same job."""
+    job: dict[str, Any] = {"plan": plan.digest, "source": source.checkpoint.fingerprint(), "sparkquant": version()}
+    if source.overlay:
+        from sparkquant.live import overlay_digest
+
+        job["overlay"] = overlay_digest(source.overlay)
+    return job
+
+
+def _stored(plan: Plan, names: Sequence[str]) -> list[OutputTensor]:
+    return [tensor for name in names for tensor in plan.decisions[name].stored()]
+
+
+def units(plan: Plan, names: Sequence[str]) -> Iterator[Unit]:
+    """The units of work among source tensors: quantized ones by scale group, fused experts in slices."""
+    groups: dict[str, list[Decision]] = {}
+    for name in names:
+        decision = plan.decisions[name]
+        if decision.scheme is not None:
+            groups.setdefault(decision.scale_group, []).append(decision)
+    for decisions in groups.values():
+        first = decisions[0]
+        if not first.parts:
+            yield Unit(tuple(decisions))
+            continue
+        per_slice = max(1, CHUNK_BYTES // max(1, source_bytes(first) // first.experts))
+        for start in range(0, first.experts, per_slice):
+            yield Unit((first,), start, min(first.experts, start + per_slice))
+
+
+def _write_shard(
+    plan: Plan, names: Sequence[str], source: Source, backend: Backend, writer: ShardWriter, listener: Listener
+) -> None:
+    with ExitStack() as stack:
+        reader = stack.enter_context(ShardReader(source.checkpoint))
+        ahead = stack.enter_context(_Worker())
+        behind = stack.enter_context(_Worker())
+        for name in names:
+            if plan.decisions[name].scheme is None:
+                behind.submit(_keep, plan.decisions[name], source, reader, writer, listener)
+        work = list(units(plan, names))
+        buffers = [_Buffer(), _Buffer()]
+        pending = ahead.submit(_weights, work[0], source, reader, buffers[0]) if work else None
+        for index, unit in enumerate(work):
+            weights = pending.result() if pending else {}
+            following = work[index + 1] if index + 1 < len(work) else None
+            pending = ahead.submit(_weights, following, source, reader, buffers[(index + 1) % 2]) if following else None
+            stored = list(backend.quantize(unit, weights))
+            behind.join()
+            behind.submit(_put, stored, writer)
+            size = sum(tensor.nbytes for tensor in weights.values())
+            listener(Advanced("quantize", size, unit.name))
+        behind.join()
+
+
+class _Worker:
+    """One background thread whose failures surface at the next `join`; nothing is left running on the way out."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._open: list[Future[Any]] = []
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = self._pool.submit(function, *arguments)
+        self._open.append(future)
+        return future
+
+    def join(self) -> None:
+        """Wait for everything submitted, and raise the first failure."""
+        for future in self._open:
+            future.result()
+        self._open.clear()
+
+
+class _Buffer:
+    """Memory that is used again for every other unit: touching fresh pages costs as much as reading them."""
+
+    def __init__(self) -> None:
+        self._raw = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+        aligned = [-(-size // 64) * 64 for size in sizes]
+        if self._raw.numel() < sum(aligned):
+            self._raw = torch.empty(0, dtype=torch.uint8)
+            self._raw = torch.empty(sum(aligned), dtype=torch.uint8)
+        return list(torch.split(self._raw[: sum(aligned)], aligned))
+
+
+def _weights(unit: Unit, source: Source, reader: ShardReader, buffer: _Buffer) -> dict[str, Tensor]:
+    """Read a unit's tensors (from the live overlay where it has them)."""
+    from_files = [d for d in unit.decisions if d.tensor not in source.overlay]
+    sizes = [source_bytes(d) * (unit.last - unit.first) // d.experts for d in from_files]
+    weights: dict[str, Tensor] = {}
+    for decision, raw in zip(from_files, buffer.take(sizes), strict=True):
+        span = {"first": unit.first, "last": unit.last} if decision.parts else {}
+        weights[decision.tensor] = reader.read(decision.tensor, buffer=raw, **span)
+    for decision in unit.decisions:
+        if decision.tensor in source.overlay:
+            value = source.overlay[decision.tensor]
+            weights[decision.tensor] = value[unit.first : unit.last] if decision.parts else value
+    return weights
+
+
+def _put(stored: Sequence[tuple[str, Tensor]], writer: ShardWriter) -> None:
+    for name, tensor in stored:
+        writer.put(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), raw_bytes(tensor))
+    writer.flush_beyond(FLUSH_BYTES)
+
+
+def _keep(decision: Decision, source: Source, reader: ShardReader, writer: ShardWriter, listener: Listener) -> None:
+    """Copy one tensor byte for byte, or store its live value."""
+    live = source.overlay.get(decision.tensor)
+    if live is not None:
+        writer.put(decision.tensor, decision.dtype, decision.shape, raw_bytes(live))
+    else:
+        header = source.checkpoint.tensors[decision.tensor]
+        file = reader.file(header.shard)
+        writer.copy(decision.tensor, header.dtype, header.shape, file, header.start, header.bytes)
+    writer.flush_beyond(FLUSH_BYTES)
+    listener(Advanced("quantize", source_bytes(decision), decision.tensor))
+
+
+def _write_side_files(staged: StagedCheckpoint, plan: Plan, checkpoint: Checkpoint) -> None:
+    """Everything beside the weights; config.json last, so that nothing loads before the folder is whole."""
+    for name in checkpoint.side_files():
+        if name.split("/")[0] == "sparkquant":
+            continue
+        staged.copy_file(name, _inside(checkpoint.path, name))
+    resolved = yaml.safe_dump(plan.recipe.as_json(), sort_keys=False, allow_unicode=True)
+    staged.write_text("sparkquant/recipe.yaml", plan.recipe.text or resolved)
+    staged.write_text("sparkquant/plan.json", plan.to_json())
+    staged.write_text("config.json", result_config(checkpoint.config, plan))
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A side file's path; links may lead into the folder or into the hub cache's own blobs, nowhere else."""
+    path = folder / name
+    real, root = path.resolve(), folder.resolve()
+    blobs = root.parent.parent / "blobs"
+    if root not in real.parents and not (root.parent.name == "snapshots" and blobs in real.parents):
+        raise CheckpointError(
+            f"{path} is a link that leaves the checkpoint", hint="replace the link by a copy if the file belongs here"
+        )
+    return path

@@ -1,0 +1,158 @@
+"""`quantization_config` of the result: the plan said in the engine's language (compressed-tensors).
+
+Targets are anchored regexes over layer numbers that fit both a projection's own name and the fused module's, never a
+class name: engine versions resolve class names and fused names in opposite orders. Groups are disjoint by construction.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkquant.decisions import Plan
+from sparkquant.layers import LayerClass, Layout
+from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK, Scheme
+
+COMPRESSED_TENSORS_VERSION = "0.19.0"
+"""The format version that the result follows (readable by the releases that vLLM 0.25 to 0.33 pin)."""
+
+_LAYER_PATH = re.compile(r"(?P<region>.*?)\blayers\.(?P<layer>\d+)\.(?P<suffix>.+)$")
+
+
+@dataclass
+class _Suffix:
+    """One module path below a layer, in one region (decoder or draft head), and the layers where it has each scheme."""
+
+    mtp: bool
+    path: str
+    layers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def pattern(self, label: str) -> str:
+        layers = self.layers[label]
+        number = r"\d+" if len(self.layers) == 1 else "(?:" + "|".join(map(str, sorted(layers))) + ")"
+        return rf"layers\.{number}\.{self.path}"
+
+
+def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, str], _Suffix], dict[str, str]]:
+    """Module paths below the layers, and the Linears outside any layer with their scheme label."""
+    found: dict[tuple[bool, str], _Suffix] = {}
+    top: dict[str, str] = {}
+    for decision in plan.decisions.values():
+        rule = plan.layout.rule_of(decision.tensor)
+        if rule is None or not rule.linear:
+            continue
+        label = decision.scheme.label if decision.scheme else "keep"
+        match = _LAYER_PATH.match(decision.module)
+        if match is None:
+            top[decision.module] = label
+            continue
+        mtp = decision.layer_class is LayerClass.MTP
+        for path in _spellings(match["suffix"], rule.fused, rule.parts, rule.aliases):
+            suffix = found.setdefault((mtp, path), _Suffix(mtp, path))
+            suffix.layers[label].add(int(match["layer"]))
+    return found, top
+
+
+def _spellings(suffix: str, fused: str, parts: tuple[str, ...], aliases: tuple[str, ...]) -> Iterable[str]:
+    """Regex sources for the names under which engines look a module up: its own, the fused one, other parents."""
+    *parents, leaf = [r"\d+" if part.isdigit() else re.escape(part) for part in suffix.split(".")]
+    names = [rf"\d+\.{part}" for part in parts] or [leaf]
+    names += [fused] if fused else []
+    for parent in (r"\.".join(parents), *aliases):
+        for name in names:
+            yield rf"{parent}\.{name}" if parent else name
+
+
+def _patterns(suffixes: Iterable[_Suffix], label: str, *, exclude_mtp: bool) -> list[str]:
+    """Regexes of one scheme, leaves with a common parent merged: `layers\\.\\d+\\.mlp\\.(?:gate_proj|up_proj)$`."""
+    merged: dict[tuple[bool, str], set[str]] = defaultdict(set)
+    for suffix in suffixes:
+        if label in suffix.layers:
+            head, _, leaf = suffix.pattern(label).rpartition(r"\.")
+            merged[(suffix.mtp, head)].add(leaf)
+    patterns = []
+    for (mtp, head), leaves in sorted(merged.items()):
+        tail = "|".join(sorted(leaves))
+        tail = f"(?:{tail})" if len(leaves) > 1 else tail
+        guard = r".*mtp\." if mtp else (r"(?!.*mtp\.).*" if exclude_mtp else ".*")
+        patterns.append(rf"re:{guard}{head}\.{tail}$")
+    return patterns
+
+
+def _arguments(scheme: Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Weight and activation arguments as compressed-tensors spells them."""
+    if scheme.is_integer:
+        width = {"strategy": "group", "group_size": scheme.group_size}
+        if scheme.group_size == -1:
+            width = {"strategy": "channel"}
+        fields = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, **width, "dynamic": False}
+        return fields, None
+    base = {"type": "float", "symmetric": True}
+    if scheme.name == "nvfp4a16":
+        fields = {"num_bits": 4, **base, "strategy": "tensor_group", "group_size": NVFP4_BLOCK, "dynamic": False}
+        return {**fields, "scale_dtype": "torch.float8_e4m3fn"}, None
+    activations: dict[str, Any] = {"num_bits": 8, **base, "strategy": "token", "dynamic": True}
+    if scheme.name == "fp8":
+        return {"num_bits": 8, **base, "strategy": "channel", "dynamic": False}, activations
+    blocks = {"strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]}
+    grouped = {**activations, "strategy": "group", "group_size": FP8_BLOCK}
+    return {"num_bits": 8, **base, **blocks, "dynamic": False}, grouped
+
+
+def quantization_config(plan: Plan) -> dict[str, Any] | None:
+    """The `quantization_config` of a plan; None when the plan quantizes nothing."""
+    schemes = {d.scheme.label: d.scheme for d in plan.decisions.values() if d.scheme is not None}
+    if not schemes:
+        return None
+    suffixes, top = _suffixes(plan)
+    mtp_labels = {label for (mtp, _), suffix in suffixes.items() if mtp for label in suffix.layers if label != "keep"}
+    groups: dict[str, Any] = {}
+    for index, label in enumerate(sorted(schemes)):
+        scheme = schemes[label]
+        targets = _patterns(suffixes.values(), label, exclude_mtp=bool(mtp_labels))
+        targets += [rf"re:.*{re.escape(module)}$" for module, has in sorted(top.items()) if has == label]
+        weights, activations = _arguments(scheme)
+        groups[f"group_{index}"] = {
+            "targets": targets,
+            "weights": weights,
+            "input_activations": activations,
+            "output_activations": None,
+            "format": scheme.format,
+        }
+    formats = {scheme.format for scheme in schemes.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ignore_list(plan.layout, suffixes.values(), top, mtp_quantized=bool(mtp_labels)),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "version": COMPRESSED_TENSORS_VERSION,
+    }
+
+
+def ignore_list(
+    layout: Layout, suffixes: Iterable[_Suffix], top: Mapping[str, str], *, mtp_quantized: bool
+) -> list[str]:
+    """Everything that stays 16-bit, in spellings that fit checkpoint names and engine names alike."""
+    ignore = list(layout.ignore_always)
+    ignore.append(r"re:.*mtp\.fc$" if mtp_quantized else r"re:.*mtp\..*")
+    ignore += [rf"re:.*{re.escape(module)}$" for module, label in sorted(top.items()) if label == "keep"]
+    if layout.tied_head and not any(module.endswith("lm_head") for module in top):
+        ignore.append("re:.*lm_head$")
+    kept = [suffix for suffix in suffixes if "keep" in suffix.layers and (mtp_quantized or not suffix.mtp)]
+    return ignore + _patterns(kept, "keep", exclude_mtp=mtp_quantized)
+
+
+def result_config(source: Mapping[str, Any], plan: Plan) -> str:
+    """config.json of the result: every field of the source in its order, and the quantization_config."""
+    fields = dict(source)
+    block = quantization_config(plan)
+    if block is not None:
+        fields["quantization_config"] = block
+    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,57 @@
+"""Where things stand in a YAML file: line and column of every key and value, so that a fault can be pointed at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from sparkquant.errors import Problem, RecipeError
+
+
+class Document:
+    """A YAML text with the position of every key and value, so that a fault can be pointed at."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self.marks: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.duplicates: list[Problem] = []
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.value: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise RecipeError(
+                f"{source} is not valid YAML", hint="fix the line", problems=[Problem(f"{source}{at}", str(what))]
+            ) from None
+        except (RecursionError, ValueError) as error:
+            raise RecipeError(f"{source} cannot be read: {error}", hint="a recipe is a short, plain map") from None
+        if root is not None:
+            self._visit(root, ())
+
+    def _visit(self, node: yaml.Node, path: tuple[Any, ...], depth: int = 0) -> None:
+        self.marks.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
+        if depth > 20:
+            raise RecipeError(f"{self.source}: nested too deeply", hint="a recipe is a short, plain map")
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
+                if key.value in seen:
+                    self.duplicates.append(Problem(self.place((*path, key.value, "<key>")), f"{key.value!r} twice"))
+                seen.add(key.value)
+                self._visit(value, (*path, key.value), depth + 1)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._visit(value, (*path, index), depth + 1)
+
+    def place(self, path: tuple[Any, ...], *, key: bool = False) -> str:
+        """`file:line:col` of a value (or of its key), or of the nearest parent that exists."""
+        if key and (*path, "<key>") in self.marks:
+            path = (*path, "<key>")
+        while path and path not in self.marks:
+            path = path[:-1]
+        line, column = self.marks.get(path, (1, 1))
+        return f"{self.source}:{line}:{column}"

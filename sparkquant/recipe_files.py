@@ -1,0 +1,101 @@
+"""Recipes as files: the shipped ones by name, others by path, `extends` resolved one level deep."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkquant.errors import Problem, RecipeError
+from sparkquant.positions import Document
+from sparkquant.recipe import HINT, Recipe, parse_recipe, recipe_schema
+
+MAX_RECIPE_BYTES = 1_000_000
+
+
+def recipe_folder() -> Path:
+    """Where the shipped recipes lie: inside the wheel, or in the source checkout."""
+    packaged = Path(str(importlib.resources.files("sparkquant"))) / "_recipes"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def load_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
+    """A recipe by shipped name, by path to a YAML file, or from plain data."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return parse_recipe(recipe)
+    path = find_recipe(recipe)
+    return recipe_from_text(_read(path), source=str(path) if path.parent != recipe_folder() else path.name)
+
+
+def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Recipe:
+    """Parse YAML text, resolving one level of `extends`."""
+    document = Document(text, source)
+    fields = document.value
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{source}: a recipe is a map of keys, found {type(fields).__name__}", hint=HINT)
+    base = fields.pop("extends", None)
+    if base is not None:
+        if not extendable:
+            where = document.place(("extends",), key=True)
+            raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
+        fields = _extended(base, fields, document)
+    return parse_recipe(fields, source=source, text=text, document=document)
+
+
+def _extended(base: Any, fields: Mapping[str, Any], document: Document) -> dict[str, Any]:
+    if not isinstance(base, str) or base not in recipe_names():
+        near = difflib.get_close_matches(str(base), recipe_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
+        where = document.place(("extends",))
+        raise RecipeError(
+            f"{document.source}: 1 fault", hint=HINT, problems=[Problem(where, f"no recipe {base!r}", hint)]
+        )
+    parent = recipe_from_text(_read(recipe_folder() / f"{base}.yaml"), source=f"{base}.yaml", extendable=False)
+    merged: dict[str, Any] = parent.as_json()
+    for key, value in fields.items():
+        inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect")
+        merged[key] = {**merged[key], **value} if inherits else value
+    return merged
+
+
+def find_recipe(recipe: str | os.PathLike[str]) -> Path:
+    """The file of a shipped name or of a path; RecipeError with the nearest names otherwise."""
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise RecipeError(f"{path}: no such recipe file", hint="pass a shipped name or the path of a YAML file")
+    if str(recipe) in recipe_names():
+        return recipe_folder() / f"{recipe}.yaml"
+    near = difflib.get_close_matches(str(recipe), recipe_names(), n=1)
+    raise RecipeError(
+        f"no recipe {str(recipe)!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"shipped: {', '.join(recipe_names())}; or pass the path of a YAML file",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise RecipeError(f"{path}: too large for a recipe", hint="a recipe is a page of YAML")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror or error}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def recipe_schema_text() -> str:
+    """The JSON Schema of a recipe as stable text."""
+    return json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n"
