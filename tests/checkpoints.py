@@ -35,7 +35,8 @@ _END_OF_TEXT, _IM_END = _FIRST_SPECIAL, _FIRST_SPECIAL + 2
 _TEXT: dict[str, Any] = {
     "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None, "dtype": "bfloat16",
     "eos_token_id": _IM_END, "full_attention_interval": 4, "head_dim": 128, "hidden_act": "silu",
-    "hidden_size": HIDDEN, "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+    "hidden_size": HIDDEN, "initializer_range": 0.02, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
     "linear_value_head_dim": 128, "max_position_embeddings": 4096, "num_attention_heads": 2, "num_hidden_layers": 4,
     "num_key_value_heads": 1, "pad_token_id": _END_OF_TEXT, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
     "tie_word_embeddings": False, "use_cache": True, "vocab_size": VOCAB,
@@ -310,7 +311,8 @@ def _tokenizer() -> dict[str, Any]:
         "decoder": byte_level,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocabulary, "merges": [],
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": False, "vocab": vocabulary, "merges": [],
         },
     }  # fmt: skip
 

@@ -58,9 +58,10 @@ QWEN3_5_35B_A3B_DRAFT_HEAD = 844_640_768
 QWEN3_NEXT_80B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
     "model_type": "qwen3_next", "dtype": "bfloat16", "vocab_size": 151936, "hidden_size": 2048,
-    "intermediate_size": 5120, "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
-    "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
+    "intermediate_size": 5120, "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512,
+    "num_experts_per_tok": 10,
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
 }  # fmt: skip
 QWEN3_NEXT_80B_A3B_DECODER = 79_674_391_296
