@@ -5,8 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from yaml.error import MarkedYAMLError
 
 from sparkquant.errors import Problem, RecipeError
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases and tags: a few aliases can stand for a billion values, a tag for a surprising type."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise MarkedYAMLError(problem="aliases are refused: write the value out", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise MarkedYAMLError(problem=f"tag {event.tag!r} is refused", problem_mark=event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
 
 class Document:
@@ -16,9 +30,13 @@ class Document:
         self.source = source
         self.marks: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.duplicates: list[Problem] = []
+        self.value: Any = None
         try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.value: Any = yaml.safe_load(text)
+            loader = _PlainLoader(text)
+            root = loader.get_single_node()
+            if root is not None:
+                self._visit(root, ())
+                self.value = loader.construct_document(root)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -28,8 +46,6 @@ class Document:
             ) from None
         except (RecursionError, ValueError) as error:
             raise RecipeError(f"{source} cannot be read: {error}", hint="a recipe is a short, plain map") from None
-        if root is not None:
-            self._visit(root, ())
 
     def _visit(self, node: yaml.Node, path: tuple[Any, ...], depth: int = 0) -> None:
         self.marks.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
