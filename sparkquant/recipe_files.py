@@ -14,7 +14,7 @@ from sparkquant.errors import Problem, RecipeError
 from sparkquant.positions import Document
 from sparkquant.recipe import HINT, Recipe, parse_recipe, recipe_schema
 
-MAX_RECIPE_BYTES = 1_000_000
+MAX_RECIPE_BYTES = 100_000
 
 
 def recipe_folder() -> Path:
