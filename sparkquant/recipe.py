@@ -61,9 +61,9 @@ def _scheme(value: Any) -> Scheme | None:
         return None if value == KEEP else make_scheme(value)
     if not isinstance(value, Mapping):
         raise ValueError(f"a scheme is a name ({', '.join([*SCHEMES, KEEP])}) or a map with `scheme:` and options")
-    unknown = sorted(set(value) - {"scheme", "group_size", "symmetric"})
+    unknown = sorted(map(str, set(value) - {"scheme", "group_size", "symmetric"}))
     if unknown:
-        near = difflib.get_close_matches(str(unknown[0]), ["scheme", "group_size", "symmetric"], n=1)
+        near = difflib.get_close_matches(unknown[0], ["scheme", "group_size", "symmetric"], n=1)
         raise ValueError(f"unknown option {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     name, group_size, symmetric = value.get("scheme"), value.get("group_size"), value.get("symmetric")
     if not isinstance(name, str):
