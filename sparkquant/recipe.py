@@ -55,8 +55,10 @@ def _layer_class(value: Any) -> LayerClass:
 
 
 def _scheme(value: Any) -> Scheme | None:
-    if value is None or isinstance(value, Scheme):
+    if isinstance(value, Scheme):
         return value
+    if value is None:
+        raise ValueError(f"no scheme is written here: name one, or `{KEEP}`")
     if isinstance(value, str):
         return None if value == KEEP else make_scheme(value)
     if not isinstance(value, Mapping):
@@ -226,15 +228,19 @@ def _known_keys(path: tuple[Any, ...]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()] if model else []
 
 
+def _unknown_key(path: tuple[Any, ...], document: Document) -> Problem:
+    known = _known_keys(path[:-1])
+    near = difflib.get_close_matches(str(path[-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return Problem(document.place(path, key=True), f"unknown key {'.'.join(map(str, path))!r}", hint)
+
+
 def _problem(error: ErrorDetails, document: Document) -> Problem:
     path = tuple(part for part in error["loc"] if part != "[key]")
-    on_key = error["loc"][-1:] == ("[key]",) or error["type"] in ("extra_forbidden",)
-    where = document.place(path, key=on_key)
+    where = document.place(path, key=error["loc"][-1:] == ("[key]",))
     dotted = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), _known_keys(path[:-1]), n=1)
-        known = ", ".join(_known_keys(path[:-1]))
-        return Problem(where, f"unknown key {dotted!r}", f"did you mean {near[0]!r}?" if near else f"known: {known}")
+        return _unknown_key(path, document)
     if error["type"] == "missing":
         return Problem(where, f"{dotted!r} is missing")
     what = error["msg"].removeprefix("Value error, ")
@@ -290,15 +296,15 @@ def parse_recipe(
     """Validate plain data; RecipeError with every fault at once."""
     document = document or Document(text if text and not where else "", where or source or "recipe")
     label = where or source or "recipe"
+    # The fields `source` and `text` of the class are no keys of a recipe file.
+    problems = [*document.duplicates, *(_unknown_key((key,), document) for key in ("source", "text") if key in fields)]
+    recipe = None
     try:
         recipe = Recipe.model_validate({**fields, "source": source, "text": text})
+        problems += _semantics(recipe, document)
     except ValidationError as error:
-        problems = [*document.duplicates, *(_problem(detail, document) for detail in error.errors(include_url=False))]
-        raise RecipeError(
-            f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems
-        ) from None
-    problems = [*document.duplicates, *_semantics(recipe, document)]
-    if problems:
+        problems += (_problem(detail, document) for detail in error.errors(include_url=False))
+    if problems or recipe is None:
         raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems)
     return recipe
 

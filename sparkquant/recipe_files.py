@@ -44,8 +44,8 @@ def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Reci
     fields = document.value
     if not isinstance(fields, dict):
         raise RecipeError(f"{source}: a recipe is a map of keys, found {type(fields).__name__}", hint=HINT)
-    base = fields.pop("extends", None)
-    if base is not None:
+    if "extends" in fields:
+        base = fields.pop("extends")
         if not extendable:
             where = document.place(("extends",), key=True)
             raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
