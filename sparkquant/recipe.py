@@ -137,8 +137,8 @@ class Method(_Strict):
 class Accept(_Strict):
     """Limits that the measured quality must keep; nats per token, and absolute drops."""
 
-    kl_mean: Annotated[float, Field(gt=0)] | None = None
-    kl_p99: Annotated[float, Field(gt=0)] | None = None
+    kl_mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    kl_p99: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     top1_drop: Annotated[float, Field(ge=0, le=1)] | None = None
     mtp_acceptance_drop: Annotated[float, Field(ge=0, le=1)] | None = None
 
