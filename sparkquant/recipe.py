@@ -251,6 +251,33 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     return Problem(where, f"{dotted}: {what}" if error["type"] != "value_error" else what)
 
 
+def _independent(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the complaint that a list is too short because its faulty entries were left out."""
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(d is not detail and d["loc"][: len(detail["loc"])] == detail["loc"] for d in details)
+    ]
+
+
+def _sound_part(fields: Mapping[str, Any], details: list[ErrorDetails]) -> Recipe | None:
+    """What remains of a recipe without its faulty entries, so that faults of meaning are found in the same run."""
+    rest: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fields.items()}
+    for detail in details:
+        key, *inner = detail["loc"]
+        if key in ("schemes", "unprotect") and inner and isinstance(rest.get(str(key)), dict):
+            rest[str(key)].pop(inner[0], None)
+        else:
+            rest.pop(key, None)  # type: ignore[call-overload]
+    blank = {"name": "blank", "summary": "a placeholder", "families": layouts.family_names()}
+    rest["schemes"] = rest.get("schemes") or {LayerClass.LM_HEAD: KEEP}
+    try:
+        return Recipe.model_validate(blank | rest)
+    except ValidationError:
+        return None
+
+
 def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
     """Faults that need more than one field: protected classes, classes that no family has, overlapping overrides."""
     families = [name for name in recipe.families if name in layouts.family_names()]
@@ -298,12 +325,14 @@ def parse_recipe(
     label = where or source or "recipe"
     # The fields `source` and `text` of the class are no keys of a recipe file.
     problems = [*document.duplicates, *(_unknown_key((key,), document) for key in ("source", "text") if key in fields)]
-    recipe = None
+    recipe: Recipe | None
     try:
         recipe = Recipe.model_validate({**fields, "source": source, "text": text})
-        problems += _semantics(recipe, document)
     except ValidationError as error:
-        problems += (_problem(detail, document) for detail in error.errors(include_url=False))
+        details = _independent(error.errors(include_url=False))
+        problems += (_problem(detail, document) for detail in details)
+        recipe = _sound_part(fields, details)
+    problems += _semantics(recipe, document) if recipe else ()
     if problems or recipe is None:
         raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems)
     return recipe
