@@ -30,6 +30,7 @@ class Document:
         self.source = source
         self.marks: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.duplicates: list[Problem] = []
+        self.odd_keys: list[Problem] = []
         self.value: Any = None
         try:
             loader = _PlainLoader(text)
@@ -55,6 +56,10 @@ class Document:
             seen: set[str] = set()
             for key, value in node.value:
                 self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
+                if key.tag != "tag:yaml.org,2002:str":
+                    self.odd_keys.append(
+                        Problem(self.place((*path, key.value, "<key>")), f"key {key.value!r} is not text", "quote it")
+                    )
                 if key.value in seen:
                     self.duplicates.append(Problem(self.place((*path, key.value, "<key>")), f"{key.value!r} twice"))
                 seen.add(key.value)

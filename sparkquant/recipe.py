@@ -324,13 +324,14 @@ def parse_recipe(
     document = document or Document(text if text and not where else "", where or source or "recipe")
     label = where or source or "recipe"
     # The fields `source` and `text` of the class are no keys of a recipe file.
-    problems = [*document.duplicates, *(_unknown_key((key,), document) for key in ("source", "text") if key in fields)]
+    problems = [*document.duplicates, *document.odd_keys]
+    problems += (_unknown_key((key,), document) for key in ("source", "text") if key in fields)
     recipe: Recipe | None
     try:
         recipe = Recipe.model_validate({**fields, "source": source, "text": text})
     except ValidationError as error:
         details = _independent(error.errors(include_url=False))
-        problems += (_problem(detail, document) for detail in details)
+        problems += (_problem(d, document) for d in details if d["type"] != "invalid_key" or not document.odd_keys)
         recipe = _sound_part(fields, details)
     problems += _semantics(recipe, document) if recipe else ()
     if problems or recipe is None:
