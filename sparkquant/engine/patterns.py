@@ -19,8 +19,11 @@ MAX_PATTERN = 2_000
 """Characters of one pattern; the longest published one has a few hundred."""
 
 MAX_NODES = 4_000
-MAX_CACHED_STATES = 2_000
+MAX_CACHED_STATES = 500
 MAX_BACKTRACKING_NAME = 300
+
+MATCHING_STEPS = 50_000_000
+"""Work that all patterns of one config may cost together: some ten seconds, a hundred times what real ones need."""
 
 Test = Callable[[str], bool]
 _CATEGORY: Mapping[Any, Test] = {
@@ -35,6 +38,19 @@ _CATEGORY: Mapping[Any, Test] = {
 
 class PatternError(ValueError):
     """A pattern that is no regular expression, or one that could take unbounded time."""
+
+
+class Budget:
+    """Steps that are left for matching; PatternError when they are used up."""
+
+    def __init__(self, steps: int = MATCHING_STEPS) -> None:
+        self.left = steps
+
+    def spend(self, steps: int) -> None:
+        """Take steps off."""
+        self.left -= steps
+        if self.left < 0:
+            raise PatternError("the patterns of this config take too long to match")
 
 
 class _Inexpressible(Exception):
@@ -139,14 +155,16 @@ class _State:
 class _Matcher:
     """`re.match` for one automaton: states are made when a name first needs them, and dropped when there are many."""
 
-    def __init__(self, automaton: _Automaton) -> None:
+    def __init__(self, automaton: _Automaton, budget: Budget) -> None:
         self._automaton = automaton
+        self._budget = budget
         self._states: dict[frozenset[int], _State] = {}
         self._first = self._state(frozenset({automaton.start}), frozenset({"start"}))
 
     def _state(self, seeds: frozenset[int], conditions: frozenset[str] = frozenset()) -> _State:
         automaton = self._automaton
         nodes = automaton.closure(seeds, conditions)
+        self._budget.spend(2 * len(nodes))
         known = self._states.get(nodes)
         if known is not None and not conditions:
             return known
@@ -160,6 +178,7 @@ class _Matcher:
         return state
 
     def __call__(self, name: str) -> bool:
+        self._budget.spend(len(name))
         state = self._first
         for character in name:
             if state.accepts:
@@ -199,19 +218,19 @@ def _repeats(tree: Any, inside: bool = False) -> int:
     return count
 
 
-def _anchored(items: list[Any]) -> Callable[[str], bool]:
+def _anchored(items: list[Any], budget: Budget) -> Callable[[str], bool]:
     """All look-aheads at the beginning and the rest of the pattern, each matched from the first character."""
     demands: list[tuple[_Matcher, bool]] = []
     while items and items[0][0] in (sre.ASSERT, sre.ASSERT_NOT) and items[0][1][0] == 1:
         operation, (_, inner) = items.pop(0)
-        demands.append((_Matcher(_Automaton(inner)), operation is sre.ASSERT))
-    matcher = _Matcher(_Automaton(items))
+        demands.append((_Matcher(_Automaton(inner), budget), operation is sre.ASSERT))
+    matcher = _Matcher(_Automaton(items), budget)
     if not demands:
         return matcher
     return lambda name: all(demand(name) is wanted for demand, wanted in demands) and matcher(name)
 
 
-def compile_regex(pattern: str) -> Callable[[str], bool]:
+def compile_regex(pattern: str, budget: Budget | None = None) -> Callable[[str], bool]:
     """`re.match(pattern, name) is not None` in bounded time; PatternError when that cannot be promised."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"{len(pattern):,} characters are no plausible name pattern")
@@ -221,7 +240,7 @@ def compile_regex(pattern: str) -> Callable[[str], bool]:
             tree = sre_parser.parse(pattern)
         if tree.state.flags & ~sre.SRE_FLAG_UNICODE:
             raise _Inexpressible
-        return _anchored(list(tree))
+        return _anchored(list(tree), budget or Budget())
     except (re.error, OverflowError) as error:
         raise PatternError(f"not a regular expression: {error}") from None
     except RecursionError:
@@ -241,14 +260,14 @@ class Pattern:
     fault  why the entry cannot be used; it then matches nothing
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, budget: Budget | None = None) -> None:
         self.text = text
         self.fault = ""
         self._matcher: Callable[[str], bool] | None = None
         self._known: dict[str, bool] = {}
         if text.startswith("re:"):
             try:
-                self._matcher = compile_regex(text[3:])
+                self._matcher = compile_regex(text[3:], budget)
             except PatternError as error:
                 self.fault = str(error)
 
@@ -263,7 +282,12 @@ class Pattern:
             return not self.is_regex and self.text == name
         found = self._known.get(name)
         if found is None:
-            found = self._known[name] = self._matcher(name)
+            try:
+                found = self._matcher(name)
+            except PatternError as error:
+                self.fault, self._matcher = str(error), None
+                return False
+            self._known[name] = found
         return found
 
     def matches_class(self, class_name: str) -> bool:
