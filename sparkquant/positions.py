@@ -55,6 +55,8 @@ class Document:
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
                 self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
                 if key.tag != "tag:yaml.org,2002:str":
                     self.odd_keys.append(

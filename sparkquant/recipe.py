@@ -263,13 +263,13 @@ def _independent(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 def _sound_part(fields: Mapping[str, Any], details: list[ErrorDetails]) -> Recipe | None:
     """What remains of a recipe without its faulty entries, so that faults of meaning are found in the same run."""
-    rest: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fields.items()}
+    rest: dict[Any, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fields.items()}
     for detail in details:
         key, *inner = detail["loc"]
-        if key in ("schemes", "unprotect") and inner and isinstance(rest.get(str(key)), dict):
-            rest[str(key)].pop(inner[0], None)
+        if key in ("schemes", "unprotect") and inner and isinstance(rest.get(key), dict):
+            rest[key].pop(inner[0], None)
         else:
-            rest.pop(key, None)  # type: ignore[call-overload]
+            rest.pop(key, None)
     blank = {"name": "blank", "summary": "a placeholder", "families": layouts.family_names()}
     rest["schemes"] = rest.get("schemes") or {LayerClass.LM_HEAD: KEEP}
     try:
