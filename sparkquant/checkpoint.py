@@ -97,6 +97,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
             raw = file.read(length)
     except OSError as error:
         raise _broken(path, str(error.strerror or error)) from None
+    if not raw.startswith(b"{"):
+        raise _broken(path, "the header does not begin with {, which safetensors readers demand")
     try:
         entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
@@ -141,6 +143,8 @@ def _tensors(
 
 def _tensor(shard: str, name: str, entry: Any, base: int) -> TensorHeader | Problem:
     where = f"{shard}: {name}"
+    if not name.isprintable() or not name:
+        return Problem(f"{shard}: {name!a}", "not a plausible tensor name")
     if not isinstance(entry, dict):
         return Problem(where, "its header entry is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -224,9 +228,12 @@ def _weight_map(folder: Path) -> tuple[dict[str, str], list[Problem]]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX}: no weight_map", hint="fetch the index again")
     outside = [
-        Problem(str(name), f"the index points to {str(shard)!r}, which is no shard name of this folder")
+        Problem(f"{name!a}", f"the index points to {str(shard)!r}, which is no shard name of this folder")
         for name, shard in weight_map.items()
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors")
+        if not isinstance(shard, str)
+        or not (name + shard).isprintable()
+        or Path(shard).name != shard
+        or not shard.endswith(".safetensors")
     ]
     if outside:
         raise CheckpointError(
