@@ -59,6 +59,8 @@ def make_plan(
     `tp` are tensor-parallel sizes that the result must serve; the recipe's own sizes are reported in `notes` instead.
     `overlaid` names the tensors whose weights come from a live model rather than from the checkpoint's files.
     """
+    if wrong := [size for size in tp if size < 1]:
+        raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
     _refuse_quantized(checkpoint)
     placements = classify(layout, checkpoint.tensors, source=str(checkpoint.path))

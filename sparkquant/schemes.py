@@ -79,6 +79,8 @@ class Scheme:
         """
         if len(shape) != 2 or min(shape) < 1:
             return f"{self.label} needs a matrix, this tensor is {list(shape)}"
+        if tp < 1:
+            return f"tensor-parallel size {tp} is not positive"
         n, k = shape
         if tp > 1 and (k if row_parallel else n) % tp:
             return f"{'K' if row_parallel else 'N'}={k if row_parallel else n} does not divide over {tp} ranks"
