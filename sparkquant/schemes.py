@@ -88,10 +88,8 @@ class Scheme:
         where = f"K={k}" if tp == 1 or not row_parallel else f"K={k} over {tp} ranks = {rank_k}"
         if self.is_integer and self.group_size != -1 and rank_k % self.group_size:
             return f"{where} is not a multiple of the group size {self.group_size}"
-        if self.is_integer and self.group_size == -1 and row_parallel and tp > 1:
-            return None  # one scale a row: every rank keeps a copy
-        if self.is_integer and k % (32 // self.bits):
-            return f"K={k} is not a multiple of {32 // self.bits}: {self.bits}-bit codes are packed into 32-bit words"
+        if self.is_integer and rank_k % (32 // self.bits):
+            return f"{where} is not a multiple of {32 // self.bits}: {self.bits}-bit codes are packed into 32-bit words"
         if not self.symmetric and rank_n % (32 // self.bits):
             return f"N={rank_n} is not a multiple of {32 // self.bits}: zero points are packed along the outputs"
         if self.name == "nvfp4a16" and rank_k % NVFP4_BLOCK:
