@@ -14,7 +14,7 @@ class _PlainLoader(yaml.SafeLoader):
     """YAML without aliases and tags: a few aliases can stand for a billion values, a tag for a surprising type."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise MarkedYAMLError(problem="aliases are refused: write the value out", problem_mark=event.start_mark)
         if getattr(event, "tag", None) is not None:
