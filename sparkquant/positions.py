@@ -56,7 +56,8 @@ class Document:
             seen: set[str] = set()
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    raise MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
+                    mark: Any = key.start_mark
+                    raise MarkedYAMLError(problem="a key must be text", problem_mark=mark)
                 self.marks[(*path, key.value, "<key>")] = (key.start_mark.line + 1, key.start_mark.column + 1)
                 if key.tag != "tag:yaml.org,2002:str":
                     self.odd_keys.append(
