@@ -15,10 +15,11 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise MarkedYAMLError(problem="aliases are refused: write the value out", problem_mark=event.start_mark)
+            raise MarkedYAMLError(problem="aliases are refused: write the value out", problem_mark=mark)
         if getattr(event, "tag", None) is not None:
-            raise MarkedYAMLError(problem=f"tag {event.tag!r} is refused", problem_mark=event.start_mark)
+            raise MarkedYAMLError(problem=f"tag {event.tag!r} is refused", problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
