@@ -1,0 +1,264 @@
+"""Compiled kernels of the integer formats, one chunk of rows a call.
+
+`x` is a chunk [R, K] of float32, or of bfloat16 seen as uint16. Scales are bfloat16 seen as uint16
+[R, G], zero points int8 [R, G]. ``reference`` and ``search`` are the twins that give the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparkquant.numerics.jit import jit
+from sparkquant.numerics.kernels_tile import (
+    EPS,
+    LANES,
+    ROUND,
+    TILE,
+    bfloat16_bits,
+    fold,
+    from_bfloat16,
+    largest,
+    load_importance,
+    load_tile,
+    pack_nibbles,
+    reciprocals,
+    to_bfloat16,
+    widen,
+)
+
+_ZERO = np.float32(0.0)
+_HALF = np.float32(0.5)
+
+
+@jit
+def minmax_symmetric(x: Any, scale: Any, steps: Any, limit: Any) -> None:
+    """scale = largest magnitude / steps (7.5 or 127.5), at most `limit`."""
+    size = x.shape[1] // scale.shape[1]
+    for r in range(x.shape[0]):
+        row = x[r]
+        for i in range(scale.shape[1]):
+            value = to_bfloat16(min(largest(row[i * size : (i + 1) * size]) / steps, limit))
+            scale[r, i] = bfloat16_bits(value if value > _ZERO else EPS)
+
+
+@jit
+def zero_point(low: Any, scale: Any, floor: Any) -> Any:
+    """The code (floor .. -floor - 1) that stands for zero when `low` is to get the code floor."""
+    wanted = min(max(floor - low / scale, floor), -floor - np.float32(1.0))
+    return (wanted + ROUND) - ROUND
+
+
+@jit
+def minmax_asymmetric(x: Any, scale: Any, zeros: Any, floor: Any, steps: Any, limit: Any) -> None:
+    """scale = half the range / steps; the range includes zero. `floor` is the lowest code."""
+    size = x.shape[1] // scale.shape[1]
+    buffer = np.empty(x.shape[1], np.float32)
+    for r in range(x.shape[0]):
+        widen(x[r], buffer)
+        for i in range(scale.shape[1]):
+            low = _ZERO
+            high = _ZERO
+            for value in buffer[i * size : (i + 1) * size]:
+                low = min(low, value)
+                high = max(high, value)
+            # Halves: the full range of float32 would overflow.
+            value = to_bfloat16(min((high * _HALF - low * _HALF) / steps, limit))
+            value = value if value > _ZERO else EPS
+            scale[r, i] = bfloat16_bits(value)
+            zeros[r, i] = np.int8(zero_point(low, value, floor))
+
+
+@jit
+def encode(x: Any, scale: Any, zeros: Any, floor: Any, packed: Any) -> None:
+    """Round x / scale + zero to codes and pack them; `packed` is uint8 [R, 4 * words]."""
+    size = x.shape[1] // scale.shape[1]
+    ceiling = -floor - np.float32(1.0)
+    four_bits = floor == np.float32(-8.0)
+    buffer = np.empty(x.shape[1], np.float32)
+    codes = np.zeros(packed.shape[1] * (2 if four_bits else 1), np.uint8)
+    offset = np.int32(-floor)
+    for r in range(x.shape[0]):
+        widen(x[r], buffer)
+        for i in range(scale.shape[1]):
+            divisor = from_bfloat16(scale[r, i])
+            zero = np.float32(zeros[r, i])
+            values = buffer[i * size : (i + 1) * size]
+            out = codes[i * size : (i + 1) * size]
+            for j in range(size):
+                t = values[j] / divisor + zero
+                t = t if t > floor else floor
+                t = t if t < ceiling else ceiling
+                out[j] = np.uint8(np.int32((t + ROUND) - ROUND) + offset)
+        if four_bits:
+            pack_nibbles(codes, packed[r])
+        else:
+            packed[r] = codes
+
+
+@jit
+def errors(tile: Any, weights: Any, scale: Any, low: Any, high: Any, work: Any) -> Any:
+    """Weighted squared error of each lane's group, codes within low .. high; a row of `work`."""
+    sums = work[:LANES]
+    inverse = work[LANES]
+    reciprocals(scale, inverse)
+    sums[:] = _ZERO
+    for j in range(tile.shape[0]):
+        x = tile[j]
+        w = weights[j]
+        total = sums[j & (LANES - 1)]
+        for lane in range(TILE):
+            t = x[lane] * inverse[lane]
+            t = t if t > low[lane] else low[lane]
+            t = t if t < high[lane] else high[lane]
+            d = x[lane] - ((t + ROUND) - ROUND) * scale[lane]
+            total[lane] += w[lane] * (d * d)
+    fold(sums)
+    return sums[0]
+
+
+@jit
+def refit(tile: Any, weights: Any, scale: Any, low: Any, high: Any, limit: Any, work: Any, out: Any) -> None:
+    """Least-squares scale for the codes that `scale` gives: sum(w x q) / sum(w q q)."""
+    sums = work[:LANES]
+    squares = work[LANES + 1 : 2 * LANES + 1]
+    inverse = work[LANES]
+    reciprocals(scale, inverse)
+    sums[:] = _ZERO
+    squares[:] = _ZERO
+    for j in range(tile.shape[0]):
+        x = tile[j]
+        w = weights[j]
+        total = sums[j & (LANES - 1)]
+        square = squares[j & (LANES - 1)]
+        for lane in range(TILE):
+            t = x[lane] * inverse[lane]
+            t = t if t > low[lane] else low[lane]
+            t = t if t < high[lane] else high[lane]
+            q = (t + ROUND) - ROUND
+            total[lane] += w[lane] * (x[lane] * q)
+            square[lane] += w[lane] * (q * q)
+    fold(sums)
+    fold(squares)
+    for lane in range(TILE):
+        ratio = sums[0, lane] / squares[0, lane]
+        # Not a number, zero or out of range: no better scale is known.
+        usable = abs(ratio) <= limit and ratio != _ZERO
+        out[lane] = to_bfloat16(ratio) if usable else scale[lane]
+
+
+@jit
+def keep_better(scale: Any, zero: Any, error: Any, best: Any, best_zero: Any, least: Any) -> None:
+    """Replace the best scale and zero point of each lane where the error is smaller."""
+    for lane in range(TILE):
+        if error[lane] < least[lane]:
+            best[lane] = scale[lane]
+            best_zero[lane] = zero[lane]
+            least[lane] = error[lane]
+
+
+@jit
+def extremes(tile: Any, low: Any, high: Any) -> None:
+    """The smallest and largest element of each lane's group, both including zero."""
+    low[:] = _ZERO
+    high[:] = _ZERO
+    for j in range(tile.shape[0]):
+        x = tile[j]
+        for lane in range(TILE):
+            low[lane] = x[lane] if x[lane] < low[lane] else low[lane]
+            high[lane] = x[lane] if x[lane] > high[lane] else high[lane]
+
+
+@jit
+def search_symmetric(x: Any, importance: Any, scale: Any, floor: Any, limit: Any, factors: Any, refits: int) -> None:
+    """Improve min-max scales [R * G]; candidates put the largest element on the code `floor`."""
+    size = x.shape[0] * x.shape[1] // scale.size
+    groups = x.reshape(scale.size, size)
+    tile = np.empty((size, TILE), np.float32)
+    weights = np.ones((size, TILE), np.float32)
+    work = np.empty((2 * LANES + 1, TILE), np.float32)
+    lanes = np.zeros((9, TILE), np.float32)
+    low, high, best, trial, zero = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
+    least, smallest, greatest, base = lanes[5], lanes[6], lanes[7], lanes[8]
+    low[:] = floor
+    high[:] = -floor - np.float32(1.0)
+    for start in range(0, scale.size, TILE):
+        count = min(TILE, scale.size - start)
+        load_tile(groups, start, tile)
+        if importance.size:
+            load_importance(importance, start, weights)
+        best[:] = EPS
+        widen(scale[start : start + count], best)
+        least[:] = errors(tile, weights, best, low, high, work)
+        extremes(tile, smallest, greatest)
+        for lane in range(TILE):
+            far = greatest[lane] if greatest[lane] > -smallest[lane] else smallest[lane]
+            base[lane] = far / floor
+        for factor in factors:
+            for lane in range(TILE):
+                trial[lane] = to_bfloat16(min(max(base[lane] * factor, -limit), limit))
+            error = errors(tile, weights, trial, low, high, work)
+            keep_better(trial, zero, error, best, zero, least)
+        for _ in range(refits):
+            refit(tile, weights, best, low, high, limit, work, trial)
+            error = errors(tile, weights, trial, low, high, work)
+            keep_better(trial, zero, error, best, zero, least)
+        for lane in range(count):
+            scale[start + lane] = bfloat16_bits(best[lane])
+
+
+@jit
+def search_asymmetric(
+    x: Any,
+    importance: Any,
+    scale: Any,
+    zeros: Any,
+    floor: Any,
+    steps: Any,
+    limit: Any,
+    factors: Any,
+    refits: int,
+) -> None:
+    """Improve min-max scales and zero points [R * G]; candidates shrink the range."""
+    size = x.shape[0] * x.shape[1] // scale.size
+    groups = x.reshape(scale.size, size)
+    tile = np.empty((size, TILE), np.float32)
+    weights = np.ones((size, TILE), np.float32)
+    work = np.empty((2 * LANES + 1, TILE), np.float32)
+    lanes = np.zeros((9, TILE), np.float32)
+    low, high, best, best_zero, trial = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
+    zero, least, smallest, greatest = lanes[5], lanes[6], lanes[7], lanes[8]
+    ceiling = -floor - np.float32(1.0)
+    for start in range(0, scale.size, TILE):
+        count = min(TILE, scale.size - start)
+        load_tile(groups, start, tile)
+        if importance.size:
+            load_importance(importance, start, weights)
+        best[:] = EPS
+        widen(scale[start : start + count], best)
+        for lane in range(count):
+            best_zero[lane] = zeros[start + lane]
+        low[:] = floor - best_zero
+        high[:] = ceiling - best_zero
+        least[:] = errors(tile, weights, best, low, high, work)
+        extremes(tile, smallest, greatest)
+        for factor in factors:
+            for lane in range(TILE):
+                step = (greatest[lane] * _HALF - smallest[lane] * _HALF) / steps
+                value = to_bfloat16(min(step * factor, limit))
+                trial[lane] = value if value > _ZERO else EPS
+                zero[lane] = zero_point(smallest[lane] * factor, trial[lane], floor)
+                low[lane] = floor - zero[lane]
+                high[lane] = ceiling - zero[lane]
+            error = errors(tile, weights, trial, low, high, work)
+            keep_better(trial, zero, error, best, best_zero, least)
+        low[:] = floor - best_zero
+        high[:] = ceiling - best_zero
+        for _ in range(refits):
+            refit(tile, weights, best, low, high, limit, work, trial)
+            error = errors(tile, weights, trial, low, high, work)
+            keep_better(trial, best_zero, error, best, best_zero, least)
+        for lane in range(count):
+            scale[start + lane] = bfloat16_bits(best[lane])
+            zeros[start + lane] = np.int8(best_zero[lane])
