@@ -1,0 +1,72 @@
+"""The command line: thin, and the only place that prints. Results go to stdout, progress and errors to stderr.
+
+    shell.py      exit codes and streams       verbs.py     plan, quantize, verify, diff
+    tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
+    progress.py   events as a bar or lines
+
+Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sparkquant.cli import verbs
+from sparkquant.cli.recipes import recipes
+from sparkquant.cli.shell import Verbs, write
+
+EXITS = """\b
+Exit codes:
+  0    done (warnings included)
+  1    a bug of sparkquant, with a traceback
+  2    usage, recipe or plan error
+  3    the checkpoint cannot be read or is not supported
+  4    a check failed
+  5    a package or device is missing
+  6    stopped, and the same command goes on (disk full)
+  130  interrupted; quantize goes on with the same command"""
+
+app = typer.Typer(
+    cls=Verbs,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXITS,
+)
+app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
+app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
+app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
+app.command(short_help="Compare checkpoints, plans or recipes.")(verbs.diff)
+app.add_typer(recipes)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from sparkquant import version
+
+        write(f"sparkquant {version()}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Quantize hybrid language models by recipe, and prove that the result is right.
+
+    \b
+    Example:
+      sparkquant plan Qwen3.5-27B -r qwen-hybrid-w4a16
+      sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
+    """
+
+
+def main() -> None:
+    """The `sparkquant` command."""
+    app(prog_name="sparkquant")

@@ -1,0 +1,116 @@
+"""What every verb shares: streams, exit codes, and the spelling of sizes on the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from sparkquant.errors import SparkquantError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""128 + SIGPIPE: what a shell reports of a program whose reader went away."""
+
+MIN_WIDTH = 80
+"""Tables are never squeezed below this: a narrower terminal breaks lines, but no number and no name is cut."""
+
+
+class Verbs(TyperGroup):
+    """Turns errors into exit codes: message and hint on stderr, a traceback for bugs alone."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen verb."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot show is no reason to die
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+            return value
+        except SparkquantError as error:
+            if error.exit_code == 1:
+                raise
+            _complain(str(error))
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            resumable = ctx.invoked_subcommand == "quantize"
+            _complain("interrupted" + ("\nhint: the same command goes on where it stopped" if resumable else ""))
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _silence(sys.stdout)
+            raise typer.Exit(BROKEN_PIPE) from None
+
+
+def _complain(text: str) -> None:
+    try:
+        console(sys.stderr).print(f"error: {text}", style="red", soft_wrap=True)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Point a stream whose reader is gone at nothing, so that the last flush does not complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def console(stream: IO[str]) -> Console:
+    """A console on a stream: colours on a terminal only, text as it is (no markup, no highlighting)."""
+    from rich.console import Console
+
+    plain = Console(file=stream, markup=False, highlight=False, emoji=False)
+    plain.width = max(MIN_WIDTH, plain.width)
+    return plain
+
+
+def show(renderables: Iterable[RenderableType], *, soft_wrap: bool = False) -> None:
+    """Results on stdout; lines end without padding where they are piped."""
+    screen = console(sys.stdout)
+    with screen.capture() as captured:
+        for renderable in renderables:
+            screen.print(renderable, soft_wrap=soft_wrap)
+    text = captured.get()
+    write(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def write(text: str) -> None:
+    """A document on stdout, byte for byte."""
+    sys.stdout.write(text)
+
+
+def stop(code: int) -> NoReturn:
+    """End with an exit code after the result has been printed."""
+    raise typer.Exit(code)
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """`5GB`, `500MiB` or plain bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"{text!r} is no size", hint="write it like 5GB, 500MiB or 1000000")
+    return int(float(match.group(1)) * unit)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`1,2` -> (1, 2): tensor-parallel sizes."""
+    if not text.strip():
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d{0,2}", part, re.ASCII) for part in parts):
+        raise UsageError(f"--tp {text!r} is no list of tensor-parallel sizes", hint="write it like 1,2")
+    return tuple(dict.fromkeys(int(part) for part in parts))

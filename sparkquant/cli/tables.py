@@ -1,0 +1,232 @@
+"""Plans, reports and differences as text for people. Nothing here decides anything, and nothing here prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sparkquant.report import Status
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sparkquant.comparison import Difference
+    from sparkquant.decisions import Plan
+    from sparkquant.recipe import Recipe
+    from sparkquant.report import Check, Report
+
+CHIPS = {"12.1": "GB10"}
+SHARDS_SHOWN = 12
+STYLES = {
+    Status.PASS: "green",
+    Status.FAIL: "bold red",
+    Status.WARN: "yellow",
+    Status.INCONCLUSIVE: "yellow",
+    Status.SKIPPED: "dim",
+}
+
+
+def size(count: float) -> str:
+    """Bytes with a binary unit: `18.12 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"
+
+
+def parameters(count: int) -> str:
+    """A parameter count: `27.78 B`."""
+    for unit, step in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= step:
+            return f"{count / step:,.2f} {unit}"
+    return str(count)
+
+
+def _grid(*columns: str, right: Iterable[str] = (), header: bool = True) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
+    for column in columns:
+        fixed = column in right
+        table.add_column(column, justify="right" if fixed else "left", no_wrap=fixed, overflow="fold")
+    return table
+
+
+def plan_text(plan: Plan, name: str, *, written: Path | None = None) -> Iterator[RenderableType]:
+    """The whole plan: classes, totals, what stays 16-bit and why, files, costs, notes."""
+    totals = plan.totals
+    yield Text(f"{name}: {plan.source['model_type']}, {totals['tensors']:,} tensors", "bold")
+    yield Text(f"recipe {plan.recipe.name}, method {plan.recipe.method.name}: {plan.recipe.summary}\n")
+    yield _classes(plan)
+    kept = {
+        row["class"]: row["because"].removeprefix("protected: ") for row in plan.by_class if row["scheme"] == "keep"
+    }
+    if kept:
+        yield Text("\nKept as stored, and why", "bold")
+        yield Padding(_pairs(kept.items()), (0, 0, 0, 2))
+    special = {row["class"]: row["because"] for row in plan.by_class if row["because"].startswith(("over", "unprot"))}
+    if special:
+        yield Text("\nExceptions, and why", "bold")
+        yield Padding(_pairs(special.items()), (0, 0, 0, 2))
+    yield Text()
+    yield _pairs(_facts(plan, written))
+    if plan.notes:
+        yield Text("\nNotes", "bold")
+        yield from (Padding(Text(note), (0, 0, 0, 2)) for note in plan.notes)
+
+
+def _classes(plan: Plan) -> Table:
+    table = _grid(
+        "class", "scheme", "tensors", "weights", "before", "after", right=("tensors", "weights", "before", "after")
+    )
+    rows = [*plan.by_class, {"class": "total", "scheme": "", **plan.totals}]
+    for row in rows:
+        style = "bold" if row["class"] == "total" else "" if row["scheme"] == "keep" else "cyan"
+        table.add_row(
+            row["class"], row["scheme"], f"{row['tensors']:,}", parameters(row["parameters"]),
+            size(row["source_bytes"]), size(row["output_bytes"]), style=style,
+        )  # fmt: skip
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for left, right in rows:
+        table.add_row(left, right)
+    return table
+
+
+def _facts(plan: Plan, written: Path | None) -> Iterator[tuple[str, str]]:
+    totals, cost = plan.totals, plan.footprint
+    yield (
+        "result",
+        f"{size(totals['output_bytes'])} ({totals['output_bytes']:,} bytes) in {totals['output_tensors']:,} tensors,"
+        f" {totals['bits_per_weight']} bits per weight",
+    )
+    yield "modules", ", ".join(f"{count:,} {label}" for label, count in totals["modules"].items())
+    yield "draft head", _draft_head(totals["draft_head_tensors"])
+    yield "files", "\n".join(_files(plan))
+    yield "memory", _fit(cost.working_bytes, available_memory(), "free now", "the program itself comes on top")
+    free = shutil.disk_usage(Path.cwd()).free
+    yield "disk", _fit(cost.disk_bytes, free, "free in this folder", "choose another disk for OUT")
+    yield "decoding", _decoding(plan)
+    yield "plan", f"sha256 {plan.digest[:16]}" + (f", written to {written}" if written else "")
+
+
+def _draft_head(tensors: int) -> str:
+    return f"{tensors} tensors (mtp.*)" if tensors else "this checkpoint has none"
+
+
+def _files(plan: Plan) -> Iterator[str]:
+    for shard in plan.shards[:SHARDS_SHOWN]:
+        yield f"{shard.name}  {size(shard.bytes)}, source tensors: {len(shard.tensors):,}"
+    if len(plan.shards) > SHARDS_SHOWN:
+        yield f"and {len(plan.shards) - SHARDS_SHOWN} more (--json lists all)"
+
+
+def _fit(needed: int, there: int | None, where: str, otherwise: str) -> str:
+    if there is None:
+        return f"{size(needed)} needed; how much is {where} could not be read"
+    verdict = "fits" if needed <= there else f"does NOT fit, {size(needed - there)} short: {otherwise}"
+    return f"{size(needed)} needed, {size(there)} {where}: {verdict}"
+
+
+def _decoding(plan: Plan) -> str:
+    cost, capability = plan.footprint, plan.recipe.target.capability
+    read = f"{size(cost.decode_bytes)} of weights read per token"
+    if cost.decode_ceiling_tps is None:
+        return f"{read}; no bandwidth is known for capability {capability}, so no ceiling"
+    return (
+        f"{read}; at {cost.bandwidth_gbps:g} GB/s ({CHIPS.get(capability, capability)}) at most"
+        f" {cost.decode_ceiling_tps:,} tokens/s: arithmetic, not a measurement; KV cache and speculation not counted"
+    )
+
+
+def available_memory() -> int | None:
+    """MemAvailable of this machine in bytes, None where the kernel does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def report_text(report: Report) -> Iterator[RenderableType]:
+    """Checks as a table, the tensors behind each finding, and the count of every status."""
+    table = _grid("status", "check", "what was found")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for check in report.checks:
+        table.add_row(Text(str(check.status), STYLES[check.status]), check.id, _finding(check))
+    yield table
+    yield Text()
+    yield Text(verdict(report), "green" if report.ok else "bold red")
+
+
+def verdict(report: Report) -> str:
+    """One line: `12 pass, 1 warn`."""
+    counts = Counter(str(check.status) for check in report.checks)
+    listed = ", ".join(f"{counts[status]} {status}" for status in map(str, Status) if counts[status])
+    return f"{'ok' if report.ok else 'FAILED'}: {listed or 'no checks'}"
+
+
+def _finding(check: Check) -> str:
+    lines = [check.message]
+    if check.status in (Status.FAIL, Status.WARN):
+        if check.measured is not None:
+            lines.append(
+                f"measured {check.measured}" + ("" if check.expected is None else f", expected {check.expected}")
+            )
+        lines += check.tensors
+    return "\n".join(lines)
+
+
+def difference_text(difference: Difference) -> Iterator[RenderableType]:
+    """One line per change: `+` is only in b, `-` only in a, `~` in both."""
+    count = len(difference.changes)
+    yield Text(
+        f"{difference.kind} {difference.a} -> {difference.b}: {count or 'no'} difference{'s' * (count != 1)}", "bold"
+    )
+    for change in difference.changes:
+        if change.before is None:
+            yield Text(f"+ {change.what}: {_value(change.after)}", "green")
+        elif change.after is None:
+            yield Text(f"- {change.what}: {_value(change.before)}", "red")
+        else:
+            yield Text(f"~ {change.what}: {_value(change.before)} -> {_value(change.after)}")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value(inner)}" for key, inner in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def recipes_text(recipes: Iterable[Recipe]) -> Table:
+    """Names and summaries."""
+    table = _grid("recipe", "what it does")
+    table.columns[0].no_wrap = True
+    for recipe in recipes:
+        table.add_row(recipe.name, recipe.summary)
+    return table
+
+
+def rate(count: float, seconds: float) -> str:
+    """Bytes per second in words."""
+    return f"{size(count / seconds)}/s" if seconds > 0 else "-"
+
+
+def shown_path(path: Path) -> str:
+    """A path relative to the current folder where that is shorter."""
+    try:
+        return min(str(path), os.path.relpath(path), key=len)
+    except ValueError:
+        return str(path)

@@ -1,0 +1,179 @@
+"""The verbs: each one calls a function of the library and shows what it returned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkquant.cli.progress import progress
+from sparkquant.cli.shell import parse_bytes, parse_ranks, show, stop, write
+from sparkquant.errors import UsageError
+
+CHECK_FAILED = 4
+DEFAULT_RECIPE = "qwen-hybrid-w4a16"
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder or a hub id.", show_default=False)]
+RecipeOption = Annotated[
+    str, typer.Option("--recipe", "-r", metavar="RECIPE", help="A shipped recipe or the path of a YAML file.")
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", metavar="rtn|mse", help="How scales are chosen, instead of the recipe's own method."),
+]
+RanksOption = Annotated[
+    str, typer.Option("--tp", metavar="1,2", help="Refuse what cannot be served with these tensor-parallel sizes.")
+]
+ShardOption = Annotated[
+    str, typer.Option("--max-shard-size", metavar="SIZE", help="Upper size of a file of the result.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def plan(
+    source: Source,
+    recipe: RecipeOption = DEFAULT_RECIPE,
+    method: MethodOption = None,
+    tp: RanksOption = "",
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="NAME", help="Show how one tensor was decided, nothing else.")
+    ] = None,
+    as_json: JsonOption = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write the plan as JSON, for `sparkquant diff`.")
+    ] = None,
+    max_shard_size: ShardOption = "5GB",
+) -> None:
+    """Show every tensor's fate, the sizes and the costs, from headers alone.
+
+    \b
+    Examples:
+      sparkquant plan Qwen3.5-27B -r qwen-hybrid-w4a16
+      sparkquant plan Qwen3.5-27B -r qwen-hybrid-w4a16 --tp 1,2 --json
+      sparkquant plan Qwen3.5-27B --explain lm_head
+    """
+    from sparkquant.planning import plan as make
+
+    if explain is not None and as_json:
+        raise UsageError("--explain is text, --json is the whole plan", hint="pass one of them")
+    made = make(source, recipe, method=method, tp=parse_ranks(tp), shard_bytes=parse_bytes(max_shard_size))
+    if out is not None:
+        try:
+            out.write_text(made.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{out}: {error.strerror}", hint="pass a file in an existing folder") from None
+    if explain is not None:
+        write(made.explain(explain) + "\n")
+    elif as_json:
+        write(made.to_json())
+    else:
+        from sparkquant.cli.tables import plan_text
+
+        show(plan_text(made, source, written=out))
+
+
+def quantize(
+    source: Source,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="OUT", help="The new folder; an existing one is never touched.")
+    ],
+    recipe: RecipeOption = DEFAULT_RECIPE,
+    method: MethodOption = None,
+    tp: RanksOption = "",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard what an interrupted run left in OUT.partial.")
+    ] = False,
+    max_shard_size: ShardOption = "5GB",
+    as_json: JsonOption = False,
+) -> None:
+    """Quantize a checkpoint into a new folder, and verify it before it appears.
+
+    An interrupted run goes on when the same command is given again.
+
+    \b
+    Example:
+      sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
+    """
+    from sparkquant.execute import quantize as run
+
+    ranks, shard_bytes = parse_ranks(tp), parse_bytes(max_shard_size)
+    with progress() as listener:
+        made = run(
+            source, recipe, out, method=method, tp=ranks, shard_bytes=shard_bytes, restart=restart, listener=listener
+        )
+    totals = made.plan.totals
+    if as_json:
+        fields = {"out": str(made.out), "plan": made.plan.digest, "totals": totals, "checks": made.report.as_json()}
+        write(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+        return
+    from sparkquant.cli.tables import shown_path, size, verdict
+
+    where = shown_path(made.out)
+    write(f"{where}: {size(totals['output_bytes'])}, {totals['bits_per_weight']} bits per weight\n")
+    write(f"verified before it was put in place: {verdict(made.report)}\n")
+    write(f"next: VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve {where}\n")
+
+
+def verify(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A checkpoint folder of any producer.", show_default=False)
+    ],
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="SRC", help="The checkpoint that it was made from.")
+    ] = None,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Names, shapes, config and index only: no tensor is read.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Every stored value as well as every scale.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a quantized checkpoint: nothing missing, nothing extra, scales sound, config read as meant.
+
+    Exit code 4 when a check fails, 3 when the folder cannot be read.
+
+    \b
+    Examples:
+      sparkquant verify Qwen3.5-27B-W4A16 --source Qwen3.5-27B
+      sparkquant verify Qwen3.5-27B-W4A16 --headers --json
+    """
+    from sparkquant.verification.gate import verify as check
+
+    if headers and deep:
+        raise UsageError("--headers reads no tensor, --deep reads all of them", hint="pass one of them")
+    level = "headers" if headers else "deep" if deep else "default"
+    with progress() as listener:
+        report = check(out, source=source, level=level, listener=listener)
+    if as_json:
+        write(report.to_json())
+    else:
+        from sparkquant.cli.tables import report_text
+
+        show(report_text(report))
+    if not report.ok:
+        stop(CHECK_FAILED)
+
+
+def diff(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A checkpoint folder, plan file or recipe.", show_default=False)
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one, of the same kind.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """List what differs between two checkpoints, two plans (`plan --out`) or two recipes.
+
+    \b
+    Example:
+      sparkquant diff qwen-hybrid-w4a16 qwen-hybrid-w4a16-head
+    """
+    from sparkquant.comparison import diff as compare
+
+    found = compare(a, b)
+    if as_json:
+        write(found.to_json())
+        return
+    from sparkquant.cli.tables import difference_text
+
+    show(difference_text(found), soft_wrap=True)
