@@ -131,6 +131,8 @@ def _misfits(
         what = "config.json asks for float16" if dtype == "float16" else f"{len(halves)} weights are float16"
         hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
         yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
+    if layout.tied_head and recipe.schemes.get(LayerClass.LM_HEAD) is not None:
+        yield Problem("lm_head", "is tied to the embedding and cannot have a scheme", "write `lm_head: keep`")
     layers = {(p.layer_class, p.layer) for p in placements.values() if p.rule.linear}
     for override in recipe.overrides:
         for layer in override.layers:
@@ -171,13 +173,13 @@ def _choose(placement: Placement, recipe: Recipe) -> tuple[Scheme | None, str]:
 
 def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: Layout) -> Decision | Problem:
     scheme, because = _choose(placement, recipe)
+    if layout.tied_head and placement.layer_class is LayerClass.LM_HEAD:
+        scheme, because = None, "tied to the embedding"
     rule = placement.rule
     parts = rule.parts if scheme is not None else ()
     outputs: tuple[OutputTensor, ...] = (OutputTensor(header.name, header.dtype, header.shape),)
     experts = 1
     if scheme is not None:
-        if placement.layer_class is LayerClass.LM_HEAD and layout.tied_head:
-            return Problem(header.name, "lm_head is tied to the embedding and cannot have a scheme", "remove `lm_head`")
         if header.dtype not in ("BF16", "F32", "F16"):
             return Problem(header.name, f"has dtype {header.dtype}: only BF16 and F32 weights are quantized")
         shape, experts, fault = _module_shape(header, parts)
