@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, overload
 
 MAX_PATTERN = 2_000
 """Characters of one pattern; the longest published one has a few hundred."""
@@ -232,15 +232,17 @@ def _anchored(items: list[Any], budget: Budget) -> Callable[[str], bool]:
 
 def compile_regex(pattern: str, budget: Budget | None = None) -> Callable[[str], bool]:
     """`re.match(pattern, name) is not None` in bounded time; PatternError when that cannot be promised."""
+    budget = budget or Budget()
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"{len(pattern):,} characters are no plausible name pattern")
+    budget.spend(25 * len(pattern))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = sre_parser.parse(pattern)
         if tree.state.flags & ~sre.SRE_FLAG_UNICODE:
             raise _Inexpressible
-        return _anchored(list(tree), budget or Budget())
+        return _anchored(list(tree), budget)
     except (re.error, OverflowError) as error:
         raise PatternError(f"not a regular expression: {error}") from None
     except RecursionError:
@@ -290,6 +292,49 @@ class Pattern:
             self._known[name] = found
         return found
 
-    def matches_class(self, class_name: str) -> bool:
-        """Whether the engine takes this entry for a module class: plain entries match as a part of the name."""
-        return self.matches(class_name) if self.is_regex else self.text.lower() in class_name.lower()
+
+
+class Entries(Sequence[Pattern]):
+    """A `targets` or `ignore` list in its order; exact names are found without walking the list."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self._all = list(patterns)
+        self._exact: dict[str, list[int]] = {}
+        self._classes: dict[str, int | None] = {}
+        self._regexes = [(index, pattern) for index, pattern in enumerate(self._all) if pattern.is_regex]
+        for index, pattern in enumerate(self._all):
+            if not pattern.is_regex:
+                self._exact.setdefault(pattern.text, []).append(index)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @overload
+    def __getitem__(self, index: int) -> Pattern: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Pattern]: ...
+
+    def __getitem__(self, index: int | slice) -> Pattern | list[Pattern]:
+        return self._all[index]
+
+    def first(self, name: str, *, exact_only: bool = False) -> int | None:
+        """Position of the first entry that matches a name."""
+        exact = self._exact.get(name)
+        regexes = () if exact_only else self._regexes
+        limit = exact[0] if exact else len(self._all)
+        found = next((index for index, pattern in regexes if index < limit and pattern.matches(name)), limit)
+        return found if found < len(self._all) else None
+
+    def every(self, name: str) -> list[int]:
+        """Positions of all entries that match a name."""
+        return [*self._exact.get(name, ()), *(index for index, pattern in self._regexes if pattern.matches(name))]
+
+    def first_class(self, class_name: str) -> int | None:
+        """Position of the first entry that matches a module class; plain entries match as a part of its name."""
+        if class_name not in self._classes:
+            lower = class_name.lower()
+            exact = [indexes[0] for text, indexes in self._exact.items() if text.lower() in lower]
+            regexes = [index for index, pattern in self._regexes if pattern.matches(class_name)]
+            self._classes[class_name] = min([*exact, *regexes], default=None)
+        return self._classes[class_name]

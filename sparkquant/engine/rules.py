@@ -11,16 +11,16 @@ The functions here repeat what the shipped code of each version does with those 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sparkquant.engine.kernels import Route, atomic_add_applies, marlin_padding, route
-from sparkquant.engine.patterns import Pattern
+from sparkquant.engine.patterns import Entries, Pattern
 
 __all__ = [
-    "MODELS", "VERSIONS", "EngineModel", "EngineModule", "Ignored", "Pattern", "Route", "atomic_add_applies",
-    "engine_modules", "ignored", "marlin_padding", "matched_target", "route",
+    "GENERIC", "MODELS", "VERSIONS", "EngineModel", "EngineModule", "Entries", "Ignored", "Pattern", "Route",
+    "atomic_add_applies", "engine_modules", "ignored", "marlin_padding", "matched_target", "route",
 ]  # fmt: skip
 
 NAME, CLASS, FUSED = "name", "class", "fused"
@@ -81,6 +81,9 @@ _UNQUANTIZED = re.compile(
 _TEXT = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, (), _UNQUANTIZED)
 _VL = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, _MULTIMODAL, _UNQUANTIZED)
 _NEXT = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
+
+GENERIC = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
+"""For a family whose class was not read: what nearly all of them have in common."""
 
 MODELS: Mapping[str, EngineModel] = {
     "qwen3_next": _NEXT,
@@ -163,42 +166,40 @@ class Ignored(StrEnum):
     PARTIAL = "partial"
 
 
-def ignored(module: EngineModule, ignore: Sequence[Pattern], version: str) -> Ignored:
+def ignored(module: EngineModule, ignore: Entries, version: str) -> Ignored:
     """Whether the engine leaves a module unquantized because of its ignore list."""
     if not module.is_moe and module.shards != (module.name,):
-        direct = [p for p in ignore if VERSIONS[version][1] == FUSED or not p.is_regex]
-        if any(pattern.matches(module.name) for pattern in direct):
+        by_fused_name = VERSIONS[version][1] == FUSED
+        if ignore.first(module.name, exact_only=not by_fused_name) is not None:
             return Ignored.YES
-    found = {any(pattern.matches(shard) for pattern in ignore) for shard in module.shards}
+    found = {ignore.first(shard) is not None for shard in module.shards}
     if len(found) > 1:
         return Ignored.PARTIAL
     return Ignored.YES if found == {True} else Ignored.NO
 
 
-def matched_target(module: EngineModule, targets: Sequence[Pattern], version: str) -> list[Pattern | None]:
-    """The target that the engine takes for a module, None when no target matches: the module is then unquantized.
+def matched_target(module: EngineModule, targets: Entries, version: str) -> list[int | None]:
+    """Position of the target that the engine takes for a module; None when none matches: it is then unquantized.
 
     One element for a Linear; one for each of gate, up and down for experts, which the engine looks up apart.
     """
     if module.is_moe:
-        kind = "Linear" if any(t.text == "Linear" for t in targets) else module.kind
-        return [_by_name(shard, targets) or _by_class(kind, targets) for shard in module.shards]
+        # A target "Linear" stands for experts too; no other class name does.
+        linear = targets.first_class("Linear") if targets.first("Linear", exact_only=True) is not None else None
+        fallback = targets.first_class(module.kind) if linear is None else linear
+        named = [targets.first(shard) for shard in module.shards]
+        return [fallback if found is None else found for found in named]
     for step in VERSIONS[version]:
-        if step == NAME:
-            found = _by_name(module.name, targets)
-        elif step == CLASS:
-            found = _by_class(module.kind, targets)
-        else:
-            shards = [_by_name(shard, targets) for shard in module.shards]
-            found = shards[0] if all(shards) else None
+        found = _step(step, module, targets)
         if found is not None:
             return [found]
     return [None]
 
 
-def _by_name(name: str, targets: Sequence[Pattern]) -> Pattern | None:
-    return next((target for target in targets if target.matches(name)), None)
-
-
-def _by_class(kind: str, targets: Sequence[Pattern]) -> Pattern | None:
-    return next((target for target in targets if target.matches_class(kind)), None)
+def _step(step: str, module: EngineModule, targets: Entries) -> int | None:
+    if step == NAME:
+        return targets.first(module.name)
+    if step == CLASS:
+        return targets.first_class(module.kind)
+    shards = [targets.first(shard) for shard in module.shards]
+    return shards[0] if None not in shards else None

@@ -6,12 +6,12 @@ found and named, and what can be understood is understood.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.engine.patterns import Budget, Pattern
+from sparkquant.engine.patterns import Budget, Entries, Pattern
 from sparkquant.formats.stored import StoredModule, StoredScheme, modules_of
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK, SCHEMES
 
@@ -194,16 +194,15 @@ def modules(checkpoint: Checkpoint) -> Mapping[str, StoredModule]:
 
     said = declaration(quantization_block(checkpoint.config))
     budget = Budget()
-    targets = [(Pattern(text, budget), group) for group in said.groups for text in group.targets]
+    targets = Entries(Pattern(text, budget) for group in said.groups for text in group.targets)
+    groups = [group for group in said.groups for _ in group.targets]
+    by_class = targets.first("Linear", exact_only=True)  # every quantized module is a Linear
     found: dict[str, StoredModule] = {}
     for name, tensors in modules_of(checkpoint.tensors).items():
         module = StoredModule(name, tensors)
-        group = next(_groups_for(name, targets), None) if module.is_quantized else None
-        found[name] = StoredModule(name, tensors, group.scheme if group else None)
+        named = targets.first(name)
+        position = by_class if named is None else named
+        if module.is_quantized and position is not None:
+            module = StoredModule(name, tensors, groups[position].scheme)
+        found[name] = module
     return found
-
-
-def _groups_for(name: str, targets: Sequence[tuple[Pattern, Group]]) -> Iterator[Group]:
-    """Groups by name first, then by class; every quantized module is a Linear."""
-    yield from (group for pattern, group in targets if pattern.matches(name))
-    yield from (group for pattern, group in targets if pattern.text == "Linear")

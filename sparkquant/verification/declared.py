@@ -1,0 +1,105 @@
+"""config.json against the tensors: what is declared is stored, what is stored is declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparkquant import formats
+from sparkquant.formats import compressed_tensors as ct
+from sparkquant.layers import PROTECTED
+from sparkquant.report import Check
+from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.resolution import BASE, resolve
+from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.subject import Subject
+
+_FAULT_IDS = {
+    ct.MALFORMED: "config.malformed",
+    ct.UNSUPPORTED: "config.unsupported",
+    ct.FORMAT: "config.format",
+    ct.ACTORDER: "config.actorder",
+}
+
+
+def check_config(subject: Subject) -> Iterator[Check]:
+    """config.* except architectures."""
+    yield from _dtype(subject)
+    places = list(_nonfinite(subject.config))
+    if places:
+        yield finding("config.nonfinite", "NaN or infinity in config.json: strict readers refuse the file", places)
+    declared = subject.declared
+    if declared is None:
+        ids = ("malformed", "unsupported", "format", "actorder", "kv_cache", "absent", "scheme")
+        yield from skipped("config.json has no quantization_config", *(f"config.{id}" for id in ids))
+        quantized = [name for name, module in subject.modules.items() if module.is_quantized]
+        if quantized:
+            yield finding("config.undeclared", "stored quantized, but there is no quantization_config", quantized)
+        return
+    yield from _faults(subject)
+    if declared.kv_cache:
+        yield finding("config.kv_cache", "engines run an FP8 KV cache at scale 1.0 here, whatever is stored")
+    yield from _both_ways(subject)
+
+
+def _dtype(subject: Subject) -> Iterator[Check]:
+    for where in (subject.config, subject.checkpoint.text_config):
+        dtype = where.get("dtype") or where.get("torch_dtype")
+        if dtype in ("float16", "torch.float16", "half"):
+            yield finding("config.float16", "activations overflow float16 to NaN or `!!!!`: use bfloat16")
+            return
+
+
+def _nonfinite(config: Mapping[str, Any]) -> Iterator[str]:
+    todo: list[tuple[str, Any]] = [("", config)]
+    while todo:
+        where, value = todo.pop()
+        if isinstance(value, Mapping):
+            todo += [(f"{where}.{key}".lstrip("."), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{where}[{index}]", inner) for index, inner in enumerate(value) if not isinstance(inner, str)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield where
+
+
+def _faults(subject: Subject) -> Iterator[Check]:
+    assert subject.declared is not None
+    faults = list(subject.declared.faults)
+    block = formats.quantization_block(subject.config)
+    if isinstance(block, Mapping) and "quant_method" not in block:
+        faults.append(ct.Fault(ct.MALFORMED, "quant_method", "is absent"))
+    for kind, id in _FAULT_IDS.items():
+        of_kind = [fault for fault in faults if fault.kind == kind]
+        if of_kind:
+            yield finding(id, f"{of_kind[0].where} {of_kind[0].what}", [fault.where for fault in of_kind])
+
+
+def _both_ways(subject: Subject) -> Iterator[Check]:
+    """Stored quantized <=> declared, module by module."""
+    absent: list[str] = []
+    undeclared: list[str] = []
+    engine_names: set[str] = set()
+    for engine_module in subject.engine_modules:
+        resolution = resolve(subject, engine_module, BASE)
+        engine_names.update(engine_module.members)
+        for member in engine_module.members:
+            quantized = subject.modules[member].is_quantized
+            if quantized and resolution.group is None:
+                undeclared.append(member)
+            elif not quantized and resolution.group is not None and subject.class_of(member) not in PROTECTED:
+                absent.append(member)
+    outside = [n for n, m in subject.modules.items() if m.is_quantized and n not in engine_names]
+    undeclared += [name for name in outside if subject.class_of(name) not in PROTECTED]
+    if absent:
+        yield finding("config.absent", "declared quantized, but plain weights are stored", absent)
+    if undeclared:
+        yield finding("config.undeclared", "stored quantized, but ignored or reached by no target", undeclared)
+    others = [
+        name
+        for name, scheme in declared_schemes(subject).items()
+        if subject.modules[name].is_quantized and is_other_kind(subject.modules[name], scheme)
+    ]
+    if others:
+        label = declared_schemes(subject)[others[0]].label
+        yield finding("config.scheme", f"declared {label}, but stored otherwise", others)

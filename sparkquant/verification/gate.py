@@ -1,0 +1,59 @@
+"""`sparkquant.verify`: every static check of a folder, in one report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sparkquant import events
+from sparkquant.checkpoint import Checkpoint
+from sparkquant.errors import UsageError
+from sparkquant.report import Check, Report
+from sparkquant.verification.catalogue import LEVELS, settled
+from sparkquant.verification.declared import check_config
+from sparkquant.verification.folder import check_folder
+from sparkquant.verification.identity import check_identity
+from sparkquant.verification.matching import check_rules
+from sparkquant.verification.origins import check_origins
+from sparkquant.verification.protected import check_protected
+from sparkquant.verification.stored_set import check_stored_set
+from sparkquant.verification.subject import Subject, open_checkpoint
+
+HEADER_CHECKS: tuple[Callable[[Subject], Iterator[Check]], ...] = (
+    check_folder,
+    check_stored_set,
+    check_config,
+    check_rules,
+    check_protected,
+    check_identity,
+    check_origins,
+)
+
+
+def verify(
+    folder: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    level: str = "default",
+    listener: events.Listener = events.ignore,
+) -> Report:
+    """Check a quantized checkpoint, made by this project or by another.
+
+    level   "headers" (names, shapes, dtypes, config; without torch), "default" (every scale, and with `source` every
+            kept tensor bit for bit) or "deep" (every value, and with `source` the dequantized weights against it)
+    source  the 16-bit checkpoint that it was made from
+
+    Every id of `sparkquant.verification.catalogue` is in the report: passed, failed, warned, or skipped with a reason.
+    Raises CheckpointError when the folder, or the source, cannot be read at all.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"no level {level!r}", hint=f"one of {', '.join(LEVELS)}")
+    original: Checkpoint | None = None if source is None else open_checkpoint(Path(source))
+    subject = Subject(open_checkpoint(Path(folder)), original)
+    found = [check for part in HEADER_CHECKS for check in part(subject)]
+    if level != "headers":
+        from sparkquant.verification.values import check_values
+
+        found += check_values(subject, deep=level == "deep", listener=listener)
+    return Report.of(str(folder), settled(found, level, with_source=source is not None))

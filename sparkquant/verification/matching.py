@@ -1,0 +1,192 @@
+"""targets and ignore under the engine's own rules, in every supported version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+from sparkquant.engine.patterns import Pattern
+from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, route
+from sparkquant.formats.stored import StoredScheme
+from sparkquant.report import Check
+from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.resolution import BASE, Resolution, groups_naming, named_group, resolutions
+from sparkquant.verification.subject import Subject
+
+CAPABILITIES = ("12.1", "9.0", "8.6")
+FAMILY_WIDE = (r"re:.*mtp\..*", r"re:.*mtp\.fc$", r"re:.*lm_head$", "lm_head")
+"""Ignore entries that are always right to have, whether or not this checkpoint has such modules."""
+
+_FUSED_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+
+IDS = (
+    "rules.pattern", "rules.glob", "rules.unanchored", "rules.class_target", "rules.overlap", "rules.order",
+    "rules.partial_ignore", "rules.split_scheme", "rules.dead_target", "rules.dead_ignore", "rules.kernel",
+)  # fmt: skip
+
+
+def check_rules(subject: Subject) -> Iterator[Check]:
+    """rules.*"""
+    if subject.declared is None:
+        yield from skipped("config.json has no quantization_config", *IDS)
+        return
+    rules = _Rules(subject)
+    yield from rules.entries()
+    yield from rules.modules()
+    yield from rules.kernels()
+    faults = [p for p in (*subject.ignore, *subject.targets) if p.fault]
+    if faults:
+        yield finding("rules.pattern", faults[0].fault, [pattern.text for pattern in faults])
+
+
+class _Rules:
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.by_module = resolutions(subject)
+
+    @cached_property
+    def engine_names(self) -> Mapping[str, None]:
+        """All names under which some version asks about a module."""
+        names: dict[str, None] = {}
+        for module in self.subject.engine_modules:
+            names.update(dict.fromkeys((module.name, *module.shards)))
+            names.update(dict.fromkeys(map(self.subject.engine.engine_name, module.members)))
+        return names
+
+    @cached_property
+    def unasked(self) -> Mapping[str, None]:
+        """Modules that never take a scheme: naming them is harmless."""
+        names = (name for name in self.subject.modules if not self.subject.engine.takes_scheme(name))
+        return {spelled: None for name in names for spelled in (name, self.subject.engine.engine_name(name))}
+
+    @cached_property
+    def kinds(self) -> set[str]:
+        """The engine's class names."""
+        return {module.kind for module in self.subject.engine_modules}
+
+    def entries(self) -> Iterator[Check]:
+        """Single entries that cannot mean what they say."""
+        targets = self.subject.targets
+        globs = [p for p in (*targets, *self.subject.ignore) if not p.is_regex and set("*?[") & set(p.text)]
+        glob_texts = {pattern.text: None for pattern in globs}
+        if globs:
+            what = f"{globs[0].text!r} matches nothing: patterns begin with `re:`"
+            yield finding("rules.glob", what, glob_texts)
+        classes = [p for p in targets if self._is_class(p)]
+        if classes and len({group.name for group in self.subject.target_groups}) > 1:
+            what = f"{classes[0].text!r} beside other groups: versions resolve class names in different order"
+            yield finding("rules.class_target", what, [pattern.text for pattern in classes])
+        dead = [p for p in targets if self._is_dead(p) and p.text not in glob_texts and not self._is_alias(p)]
+        ignore = [p for p in self.subject.ignore if self._is_dead(p) and p.text not in glob_texts]
+        ignore = [pattern for pattern in ignore if not self._is_family_wide(pattern)]
+        missed = [p for p in (*dead, *ignore) if self._misses(p)]
+        if missed:
+            what = f"{missed[0].text!r} matches nothing: matching starts at the name's beginning, so begin with `re:.*`"
+            yield finding("rules.unanchored", what, [pattern.text for pattern in missed])
+        yield from self._dead(dead, ignore, missed)
+
+    def _dead(self, dead: Sequence[Pattern], ignore: Sequence[Pattern], missed: Sequence[Pattern]) -> Iterator[Check]:
+        for id, patterns in (("rules.dead_target", dead), ("rules.dead_ignore", ignore)):
+            texts = [pattern.text for pattern in patterns if pattern not in missed]
+            if texts:
+                yield finding(id, f"{texts[0]!r} matches no module in the engine's spelling", texts)
+
+    def _is_class(self, pattern: Pattern) -> bool:
+        if pattern.is_regex or "." in pattern.text or pattern.text in self.subject.modules:
+            return False
+        return any(pattern.text.lower() in kind.lower() for kind in self.kinds)
+
+    def _is_dead(self, pattern: Pattern) -> bool:
+        if pattern.fault or self._is_class(pattern):
+            return False
+        if not pattern.is_regex:
+            return pattern.text not in self.engine_names
+        return not any(pattern.matches(name) for name in self.engine_names)
+
+    def _is_alias(self, pattern: Pattern) -> bool:
+        layout = self.subject.layout
+        return layout is not None and any(a in pattern.text for rule in layout.rules for a in rule.aliases)
+
+    def _is_family_wide(self, pattern: Pattern) -> bool:
+        """Right for the whole family, or naming a module that the engine never asks about."""
+        layout = self.subject.layout
+        if pattern.text in FAMILY_WIDE or (layout is not None and pattern.text in layout.ignore_always):
+            return True
+        if not pattern.is_regex:
+            return pattern.text in self.unasked
+        return any(pattern.matches(name) for name in self.unasked)
+
+    def _misses(self, pattern: Pattern) -> bool:
+        if not pattern.is_regex or pattern.text.startswith(("re:.*", "re:^")):
+            return False
+        loose = self.subject.pattern(f"re:.*(?:{pattern.text[3:]})")
+        return not loose.fault and any(loose.matches(name) for name in self.engine_names)
+
+    def modules(self) -> Iterator[Check]:
+        """Modules that the engine would refuse or read wrongly."""
+        partial: list[str] = []
+        split: list[str] = []
+        order: list[str] = []
+        overlap: list[str] = []
+        for module in self.subject.engine_modules:
+            found = self.by_module[module.name]
+            if self._is_partial(module, found.values()):
+                partial.append(module.name)
+            elif self._is_split(module, found[BASE]):
+                split.append(module.name)
+            elif len({r.names for r in found.values()}) > 1:
+                order.append(module.name)
+            elif any(r.group for r in found.values()) and self._overlaps(module):
+                overlap.append(module.name)
+        if partial:
+            yield finding("rules.partial_ignore", "some parts are ignored, others not: the engine raises", partial)
+        if split:
+            yield finding("rules.split_scheme", "parts resolve to different groups; the engine takes the first", split)
+        if order:
+            yield finding("rules.order", f"versions {', '.join(VERSIONS)} resolve these differently", order)
+        if overlap:
+            yield finding("rules.overlap", "targets of several groups match", overlap)
+
+    def _member_names(self, module: EngineModule) -> list[str]:
+        """Engine spelling of the parts that are looked up; nobody asks for a fused 3-D expert tensor by its name."""
+        return [self.subject.engine.engine_name(name) for name in module.members if not name.endswith(_FUSED_EXPERTS)]
+
+    def _is_partial(self, module: EngineModule, found: Iterable[Resolution]) -> bool:
+        if any(resolution.ignored is Ignored.PARTIAL for resolution in found):
+            return True
+        if not module.is_moe:
+            return False
+        flags = {self.subject.ignore.first(name) is not None for name in self._member_names(module)}
+        return len(flags) > 1
+
+    def _is_split(self, module: EngineModule, base: Resolution) -> bool:
+        if base.ignored is not Ignored.NO or len(module.members) < 2:
+            return False
+        own = [named_group(name, self.subject) or base.group for name in self._member_names(module)]
+        return len(base.names) > 1 or len({group.name if group else "" for group in own}) > 1
+
+    def _overlaps(self, module: EngineModule) -> bool:
+        return len(groups_naming([module.name, *self._member_names(module)], self.subject)) > 1
+
+    def kernels(self) -> Iterator[Check]:
+        """Modules that no kernel takes, with the first reason."""
+        refused: dict[str, str] = {}
+        for module in self.subject.engine_modules:
+            group = self.by_module[module.name][BASE].group
+            if group is None or group.scheme is None:
+                continue
+            for n, k in self._sizes(module, group.scheme):
+                for capability in CAPABILITIES:
+                    taken = route(group.scheme.scheme, n, k, capability=capability)
+                    if not taken.kernel:
+                        refused.setdefault(module.name, f"{module.name} on {capability}: {taken.reason}")
+        if refused:
+            yield finding("rules.kernel", next(iter(refused.values())), refused)
+
+    def _sizes(self, module: EngineModule, scheme: StoredScheme) -> set[tuple[int, int]]:
+        """Rows and columns of the fused module, or of each expert's parts."""
+        shapes = [scheme.shape_of(self.subject.modules[member].tensors) for member in module.members]
+        known = [shape for shape in shapes if shape is not None]
+        if module.is_moe or len(known) < 2:
+            return set(known)
+        return {(sum(n for n, _ in known), known[0][1])}

@@ -1,0 +1,184 @@
+"""What must stay as it was: protected classes, draft head, vision tower, lm_head, the model class."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sparkquant.engine.rules import Ignored
+from sparkquant.layers import PROTECTED, LayerClass
+from sparkquant.report import Check
+from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.resolution import BASE, resolve
+from sparkquant.verification.schemes_stored import declared_schemes, stored_bits
+from sparkquant.verification.subject import Subject
+
+LISTED = (LayerClass.LINEAR_ATTENTION_GATES, LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP)
+"""Protected classes whose matrices the engine asks its config about: an ignore entry must answer."""
+
+_MTP_TOP = ("mtp.fc", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,4})\.(.+)")
+_BLOCK = re.compile(r"(.*visual\.blocks)\.(\d{1,4})\.(.+)")
+_DECODER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,6})\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\..*")
+
+
+def check_protected(subject: Subject) -> Iterator[Check]:
+    """protected.*, mtp.*, vision.*, head.* and config.architectures"""
+    yield from _architectures(subject)
+    if subject.layout is None:
+        ids = ("protected.quantized", "protected.targeted", "protected.unlisted", "mtp.missing", "vision.missing",
+               "vision.undeclared", "head.missing", "head.tied_quantized", "head.tied_stored")  # fmt: skip
+        yield from skipped("no layout knows this model_type", *ids)
+        return
+    yield from _quantized(subject)
+    yield from _listed(subject)
+    yield from _draft_head(subject)
+    yield from _vision(subject)
+    yield from _head(subject)
+
+
+def _quantized(subject: Subject) -> Iterator[Check]:
+    schemes = declared_schemes(subject)
+    wrong = []
+    for name, module in subject.modules.items():
+        layer_class = subject.class_of(name)
+        if not module.is_quantized or layer_class not in PROTECTED:
+            continue
+        placement = subject.place(name)
+        head = layer_class is LayerClass.MTP and placement is not None and placement.rule.linear
+        if not head or stored_bits(module, schemes.get(name)) < 8:
+            wrong.append(name)
+    if wrong:
+        layer_class = subject.class_of(wrong[0])
+        reason = PROTECTED[layer_class] if layer_class else ""
+        yield finding("protected.quantized", f"{layer_class} is quantized: {reason}", wrong)
+
+
+def _listed(subject: Subject) -> Iterator[Check]:
+    if subject.declared is None:
+        yield from skipped("config.json has no quantization_config", "protected.targeted", "protected.unlisted")
+        return
+    targeted: list[str] = []
+    unlisted: list[str] = []
+    for module in subject.engine_modules:
+        plain = [m for m in module.members if not subject.modules[m].is_quantized and subject.class_of(m) in PROTECTED]
+        if not plain:
+            continue
+        resolution = resolve(subject, module, BASE)
+        if resolution.group is not None:
+            targeted += plain
+        elif resolution.ignored is Ignored.NO:
+            unlisted += [member for member in plain if subject.class_of(member) in LISTED]
+    if targeted:
+        yield finding("protected.targeted", "16-bit in the file, but a target reaches it and no ignore entry", targeted)
+    if unlisted:
+        yield finding("protected.unlisted", "not in the ignore list in the engine's spelling", unlisted)
+
+
+def _draft_head(subject: Subject) -> Iterator[Check]:
+    assert subject.layout is not None
+    stored = set(subject.of_class(LayerClass.MTP))
+    in_source = {name for name in subject.source_modules if subject.class_of(name) is LayerClass.MTP}
+    lost = {_experts_as_one(name) for name in in_source} - {_experts_as_one(name) for name in stored}
+    missing = sorted(lost)
+    inherited = False
+    if subject.layout.mtp.declared and not stored and not in_source:
+        missing, inherited = ["mtp"], subject.source is not None
+    elif stored and not missing:
+        missing = sorted(_incomplete_draft(subject, stored))
+        inherited = subject.source is not None
+    if missing:
+        what = "the draft head is incomplete: speculative decoding drafts garbage or nothing"
+        yield finding("mtp.missing", what, missing, inherited=inherited)
+
+
+def _experts_as_one(name: str) -> str:
+    return re.sub(r"\.experts\..*", ".experts", name)
+
+
+def _incomplete_draft(subject: Subject, stored: Iterable[str]) -> set[str]:
+    """A draft layer holds what a full-attention layer of the decoder holds."""
+    stored = set(stored)
+    missing = {name for name in _MTP_TOP if name not in stored}
+    model: set[str] = set()
+    decoder: Mapping[int, set[str]] = _by_index(subject.modules, _DECODER)
+    for leaves in decoder.values():
+        if any(leaf.startswith("self_attn") for leaf in leaves):
+            model |= leaves
+    layers = _by_index(stored, _MTP_LAYER)
+    number = subject.checkpoint.text_config.get("mtp_num_hidden_layers")
+    count = number if type(number) is int and 0 < number < 100 else len(layers)
+    for index in range(count):
+        missing |= {f"mtp.layers.{index}.{leaf}" for leaf in model - layers.get(index, set())}
+    return missing
+
+
+def _by_index(names: Iterable[str], pattern: re.Pattern[str]) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = defaultdict(set)
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            index, leaf = match[match.re.groups - 1], match[match.re.groups]
+            found[int(index)].add("mlp.experts" if _EXPERT.fullmatch(leaf) else leaf)
+    return found
+
+
+def _vision(subject: Subject) -> Iterator[Check]:
+    tower = subject.config.get("vision_config")
+    stored = set(subject.of_class(LayerClass.VISION))
+    if stored and not isinstance(tower, Mapping):
+        what = "vision tensors are stored, config.json has no vision_config"
+        yield finding("vision.undeclared", what, sorted(stored))
+    in_source = {name for name in subject.source_modules if subject.class_of(name) is LayerClass.VISION}
+    missing = in_source - stored
+    if isinstance(tower, Mapping) and not stored and not in_source:
+        missing = {"model.visual"}
+    if stored:
+        missing |= set(_incomplete_tower(stored, tower if isinstance(tower, Mapping) else {}))
+    if missing:
+        inherited = subject.source is not None and not missing & in_source
+        what = "the vision tower is incomplete: images are read wrongly without an error"
+        yield finding("vision.missing", what, sorted(missing), inherited=inherited)
+
+
+def _incomplete_tower(stored: Iterable[str], tower: Mapping[str, Any]) -> Iterator[str]:
+    blocks = _by_index(stored, _BLOCK)
+    every = set().union(*blocks.values()) if blocks else set()
+    depth = tower.get("depth")
+    count = depth if type(depth) is int and 0 < depth < 1_000 else len(blocks)
+    for index in range(count):
+        yield from (f"model.visual.blocks.{index}.{leaf}" for leaf in sorted(every - blocks.get(index, set())))
+
+
+def _head(subject: Subject) -> Iterator[Check]:
+    assert subject.layout is not None
+    module = subject.modules.get("lm_head")
+    inherited = "lm_head" in subject.source_modules
+    if module is None:
+        if not subject.layout.tied_head:
+            what = "lm_head is not stored, and config.json does not tie it to the embedding"
+            lost = subject.source is not None and not inherited
+            yield finding("head.missing", what, ["lm_head.weight"], inherited=lost)
+    elif subject.layout.tied_head and module.is_quantized:
+        yield finding("head.tied_quantized", "lm_head is tied to the embedding, yet stored quantized", ["lm_head"])
+    elif subject.layout.tied_head:
+        yield finding("head.tied_stored", "lm_head is tied to the embedding, yet stored again", ["lm_head.weight"])
+
+
+def _architectures(subject: Subject) -> Iterator[Check]:
+    named = subject.config.get("architectures")
+    if subject.source is not None:
+        wanted = subject.source.config.get("architectures")
+        if named != wanted:
+            what = f"architectures is {str(named)[:100]}, the source has {str(wanted)[:100]}"
+            yield finding("config.architectures", what, measured=str(named)[:200], expected=str(wanted)[:200])
+        return
+    texts = [item for item in named if isinstance(item, str)] if isinstance(named, list) else []
+    if not texts:
+        yield finding("config.architectures", "config.json names no model class", measured=str(named)[:200])
+    elif any("visual." in name for name in subject.modules) and not texts[0].endswith("ForConditionalGeneration"):
+        what = f"{texts[0][:100]} is a text-only class, yet vision tensors are stored"
+        yield finding("config.architectures", what, measured=texts[0][:200], expected="...ForConditionalGeneration")

@@ -1,0 +1,61 @@
+"""How each engine version resolves each module: ignored, or which group, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, ignored, matched_target
+from sparkquant.formats.compressed_tensors import Group
+from sparkquant.verification.subject import Subject
+
+BASE = "0.25"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What one engine version makes of one module.
+
+    groups  one group for a Linear; gate's, up's and down's for experts; empty when the module is ignored
+    """
+
+    ignored: Ignored
+    groups: tuple[Group | None, ...]
+
+    @property
+    def group(self) -> Group | None:
+        """The group whose scheme the engine builds; None for an unquantized module."""
+        return self.groups[0] if self.groups else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Comparable over versions."""
+        return tuple(dict.fromkeys("" if group is None else group.name for group in self.groups)) or ("",)
+
+
+def resolve(subject: Subject, module: EngineModule, version: str) -> Resolution:
+    """One module in one version."""
+    state = ignored(module, subject.ignore, version)
+    if state is not Ignored.NO:
+        return Resolution(state, ())
+    found = matched_target(module, subject.targets, version)
+    return Resolution(state, tuple(None if hit is None else subject.target_groups[hit] for hit in found))
+
+
+def resolutions(subject: Subject) -> Mapping[str, Mapping[str, Resolution]]:
+    """By engine module, then by version."""
+    return {
+        module.name: {version: resolve(subject, module, version) for version in VERSIONS}
+        for module in subject.engine_modules
+    }
+
+
+def named_group(name: str, subject: Subject) -> Group | None:
+    """The group of the first target that matches a name; class names are left aside."""
+    found = subject.targets.first(name)
+    return None if found is None else subject.target_groups[found]
+
+
+def groups_naming(names: Sequence[str], subject: Subject) -> set[str]:
+    """All groups with a target for one of these names."""
+    return {subject.target_groups[index].name for name in names for index in subject.targets.every(name)}

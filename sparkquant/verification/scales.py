@@ -1,0 +1,166 @@
+"""Values of scales: one wrong scale is one wrong row, and no engine complains."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkquant.checkpoint import TensorHeader
+from sparkquant.formats.stored import StoredModule, StoredScheme
+from sparkquant.report import Check
+from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK
+from sparkquant.verification.catalogue import finding
+from sparkquant.verification.payload import PIECE_BYTES, READABLE, Floats, Payload, matrix_shape
+from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.subject import Subject
+
+SCALES = ("weight_scale", "weight_global_scale", "input_scale", "input_global_scale", "weight_scale_2",
+          "weight_scale_inv", "scales")  # fmt: skip
+GLOBAL = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale")
+TINY = float(np.finfo(np.float32).tiny)
+FLUSHED_BELOW = 2.0**-6
+"""Marlin's rescale of NVFP4 block scales keeps no smaller ones: the whole block becomes zero."""
+
+
+@dataclass
+class _Faults:
+    nonfinite: list[str] = field(default_factory=list)
+    zero: list[str] = field(default_factory=list)
+    negative: list[str] = field(default_factory=list)
+    denormal: list[str] = field(default_factory=list)
+    flushed: dict[str, int] = field(default_factory=dict)
+
+
+def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
+    """scales.*"""
+    faults = _Faults()
+    schemes = declared_schemes(subject)
+    for name, module in subject.modules.items():
+        scheme = schemes.get(name)
+        if scheme is not None and is_other_kind(module, scheme):
+            scheme = None
+        for suffix, header in module.tensors.items():
+            if suffix in SCALES and header.dtype in READABLE:
+                _scale(payload, module, suffix, header, scheme, faults)
+    if faults.nonfinite:
+        yield finding("scales.finite", "scales are NaN or infinite", faults.nonfinite)
+    if faults.zero:
+        yield finding("scales.zero", "scales are zero where the stored weights are not", faults.zero)
+    if faults.negative:
+        yield finding("scales.sign", "scales are negative where the engine drops or forbids the sign", faults.negative)
+    if faults.denormal:
+        yield finding("scales.denormal", "scales are denormal: the reciprocal is infinite", faults.denormal)
+    if faults.flushed:
+        blocks = sum(faults.flushed.values())
+        what = f"{blocks:,} blocks of 16 weights will be flushed to zero"
+        yield finding("scales.flush", what, faults.flushed, measured=blocks, expected=0)
+    yield from _global_scales(subject, payload)
+    yield from _shape_values(subject, payload, schemes)
+
+
+def _scale(
+    payload: Payload, module: StoredModule, suffix: str, header: TensorHeader, scheme: StoredScheme | None, out: _Faults
+) -> None:
+    is_int = scheme is not None and scheme.scheme.is_integer
+    rows, columns = matrix_shape(header.shape)
+    step = _rows_at_once(module, rows, columns)
+    nonfinite = zero = negative = denormal = flushed = 0
+    for first in range(0, rows, step):
+        values = payload.floats(header, first, first + step)
+        finite = np.isfinite(values)
+        nonfinite += int(values.size - np.count_nonzero(finite))
+        negative += int(np.count_nonzero(values < 0)) if not is_int else 0
+        size = np.abs(values)
+        if header.dtype == "F8_E4M3":
+            flushed += int(np.count_nonzero((size > 0) & (size < FLUSHED_BELOW)))
+        else:
+            denormal += int(np.count_nonzero((size > 0) & (size < TINY)))
+        if not values.all():
+            zero += suffix in GLOBAL or _loses_weights(payload, module, scheme, values, first)
+    for count, names in (
+        (nonfinite, out.nonfinite), (zero, out.zero), (negative, out.negative), (denormal, out.denormal)
+    ):  # fmt: skip
+        if count:
+            names.append(header.name)
+    if flushed:
+        out.flushed[header.name] = flushed
+
+
+def _rows_at_once(module: StoredModule, rows: int, columns: int) -> int:
+    """So many rows that neither their scales nor their codes are large."""
+    codes = module.tensors.get("weight_packed", module.tensors.get("weight"))
+    per_row = max(4 * columns, codes.bytes // max(1, rows) if codes is not None else 0, 1)
+    return max(1, PIECE_BYTES // per_row)
+
+
+def _loses_weights(
+    payload: Payload, module: StoredModule, scheme: StoredScheme | None, scales: Floats, first: int
+) -> bool:
+    """Whether some zero scale belongs to codes that are not all zero. Unknown layouts count as lost."""
+    if scheme is None:
+        return True
+    kind = scheme.scheme
+    codes = module.tensors.get("weight_packed" if kind.is_integer or kind.name == "nvfp4a16" else "weight")
+    if codes is None or len(codes.shape) != 2:
+        return True
+    block = FP8_BLOCK if kind.name == "fp8_block" else 1
+    if scheme.per_tensor:
+        return any((piece & 0x7F).any() for piece in payload.pieces(codes))
+    last = min((first + len(scales)) * block, codes.shape[0])
+    held = _nonzero(payload.codes(codes, first * block, last), scheme)
+    width = {"fp8_block": FP8_BLOCK, "nvfp4a16": NVFP4_BLOCK}.get(kind.name, kind.group_size)
+    width = held.shape[1] if width in (-1, 0) else width
+    spread = np.repeat(np.repeat(scales == 0, block, axis=0), width, axis=1)
+    rows, columns = min(len(held), len(spread)), min(held.shape[1], spread.shape[1])
+    return bool((held[:rows, :columns] & spread[:rows, :columns]).any())
+
+
+def _nonzero(codes: NDArray[Any], scheme: StoredScheme) -> NDArray[Any]:
+    """Which weights [rows, K] have a code that is not zero: a matrix of booleans."""
+    kind = scheme.scheme
+    if not kind.is_integer and kind.name != "nvfp4a16":
+        return (codes & 0x7F).astype(np.bool_)
+    raw = codes.view(np.uint8).reshape(len(codes), -1)
+    if kind.bits == 8:
+        return (raw ^ 0x80).astype(np.bool_)
+    nibbles = np.stack((raw & 15, raw >> 4), axis=-1).reshape(len(codes), -1)
+    if kind.name == "nvfp4a16":
+        return (nibbles & 7).astype(np.bool_)
+    return (nibbles ^ (8 if kind.symmetric else nibbles[:, :1])).astype(np.bool_)
+
+
+def _global_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
+    """Parts of one engine module share one NVFP4 global scale: the engine keeps the largest for all."""
+    groups: dict[str, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    fused = {member: m.name for m in subject.engine_modules if not m.is_moe for member in m.members}
+    for name, module in subject.modules.items():
+        for suffix in ("weight_global_scale", "input_global_scale", "weight_scale_2"):
+            header = module.tensors.get(suffix)
+            if header is not None and 0 < header.bytes <= 8:
+                placement = subject.place(name)
+                group = placement.scale_group if placement and placement.scale_group else fused.get(name, name)
+                value = payload.raw(header.shard, header.start, header.bytes)
+                groups[f"{group} {suffix}"][value].append(header.name)
+    unequal = [names[0] for values in groups.values() if len(values) > 1 for names in values.values()]
+    if unequal:
+        what = "global scales differ inside an engine module, which keeps one of them"
+        yield finding("scales.global", what, unequal)
+
+
+def _shape_values(subject: Subject, payload: Payload, schemes: dict[str, StoredScheme]) -> Iterator[Check]:
+    wrong: list[str] = []
+    for name, module in subject.modules.items():
+        header, scheme = module.tensors.get("weight_shape"), schemes.get(name)
+        shape = scheme.shape_of(module.tensors) if scheme is not None else None
+        if header is None or header.dtype not in ("I64", "I32") or header.shape != (2,) or shape is None:
+            continue
+        stated = tuple(int(value) for value in payload.codes(header).reshape(-1))
+        if stated != shape:
+            wrong.append(header.name)
+    if wrong:
+        yield finding("scales.shape_value", "weight_shape states another shape than the codes have", wrong)

@@ -1,0 +1,39 @@
+"""Which scheme the config declares for each stored module, and whether its tensors are of that kind."""
+
+from __future__ import annotations
+
+from sparkquant.formats.stored import StoredModule, StoredScheme
+from sparkquant.verification.resolution import BASE, named_group, resolve
+from sparkquant.verification.subject import Subject
+
+
+def declared_schemes(subject: Subject) -> dict[str, StoredScheme]:
+    """By checkpoint module. A part of a fused module answers for itself here; rules.* compares the parts."""
+    found: dict[str, StoredScheme] = {}
+    if subject.declared is None:
+        return found
+    for engine_module in subject.engine_modules:
+        whole = resolve(subject, engine_module, BASE)
+        for member in engine_module.members:
+            group = named_group(subject.engine.engine_name(member), subject) or whole.group
+            if group is not None and group.scheme is not None:
+                found[member] = group.scheme
+    return found
+
+
+def is_other_kind(module: StoredModule, scheme: StoredScheme) -> bool:
+    """Whether the stored codes cannot belong to the scheme at all: another name or another dtype."""
+    codes = "weight" if scheme.scheme.name in ("fp8", "fp8_block") else "weight_packed"
+    other = "weight_packed" if codes == "weight" else "weight"
+    header = module.tensors.get(codes)
+    if header is None:
+        return other in module.tensors or any(s in module.tensors for s in ("qweight", "scales", "qzeros"))
+    wanted = next(t.dtype for t in scheme.outputs((128, 128)) if t.name == codes)
+    return header.dtype != wanted
+
+
+def stored_bits(module: StoredModule, scheme: StoredScheme | None) -> int:
+    """Bits of a quantized module's codes; 4 when only a declaration could say and there is none."""
+    if scheme is not None and not is_other_kind(module, scheme):
+        return scheme.scheme.bits
+    return 8 if "weight" in module.tensors else 4

@@ -1,0 +1,215 @@
+"""Is exactly what should be stored stored? By the plan where there is one, and by the declared schemes always."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sparkquant.checkpoint import TensorHeader
+from sparkquant.errors import CheckpointError
+from sparkquant.formats.stored import SCALE_DTYPES, StoredModule, StoredScheme
+from sparkquant.layers import LayerClass
+from sparkquant.report import Check
+from sparkquant.schemes import OutputTensor
+from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.planned import planned_headers
+from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.subject import PLAN, Subject
+
+_SCALES = ("weight_scale", "input_scale")
+_LAYER = re.compile(r"(.*?\blayers)\.(\d{1,6})\.(.+)")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")
+
+
+@dataclass
+class _Faults:
+    missing: set[str] = field(default_factory=set)
+    extra: set[str] = field(default_factory=set)
+    dtype: dict[str, str] = field(default_factory=dict)
+    shape: dict[str, str] = field(default_factory=dict)
+    wide: set[str] = field(default_factory=set)
+
+
+def check_stored_set(subject: Subject) -> Iterator[Check]:
+    """tensors.* and plan.*"""
+    faults = _Faults()
+    plan = subject.plan
+    if isinstance(plan, CheckpointError):
+        yield finding("plan.readable", plan.what)
+        yield from skipped("the plan cannot be read", "plan.source")
+    elif plan is None:
+        yield from skipped("the folder has no sparkquant/plan.json", "plan.readable", "plan.source")
+    else:
+        _by_plan(subject, faults)
+        headers = planned_headers(subject.path / PLAN)
+        if subject.source is not None and headers != subject.source.header_digest:
+            yield finding("plan.source", "the plan was made for another checkpoint than the source given", [PLAN])
+    _by_schemes(subject, faults)
+    yield from _reported(faults)
+    order = [name for name in subject.checkpoint.tensors if name.endswith(".weight_g_idx") or name.endswith(".g_idx")]
+    if order:
+        yield finding("tensors.g_idx", "an activation order is stored; newer engines refuse it", order)
+    yield from _unknown(subject)
+    yield from _layers(subject)
+
+
+def _reported(faults: _Faults) -> Iterator[Check]:
+    if faults.missing:
+        yield finding("tensors.missing", "needed but not stored: loads as uninitialised memory", sorted(faults.missing))
+    if faults.extra:
+        yield finding("tensors.extra", "stored although nothing needs it", sorted(faults.extra))
+    if faults.dtype:
+        name, what = min(faults.dtype.items())
+        yield finding("tensors.dtype", f"{name}: {what}", sorted(faults.dtype))
+    if faults.shape:
+        name, what = min(faults.shape.items())
+        yield finding("tensors.shape", f"{name}: {what}", sorted(faults.shape))
+    if faults.wide:
+        yield finding("tensors.scale_dtype", "scales are stored wider than the engine keeps them", sorted(faults.wide))
+
+
+def _by_plan(subject: Subject, faults: _Faults) -> None:
+    stored, plan = subject.checkpoint.tensors, subject.plan
+    assert isinstance(plan, dict)
+    faults.missing |= plan.keys() - stored.keys()
+    faults.extra |= stored.keys() - plan.keys()
+    for name in plan.keys() & stored.keys():
+        _compare(stored[name], (plan[name].dtype,), (plan[name].shape,), faults)
+
+
+def _compare(
+    header: TensorHeader, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], faults: _Faults
+) -> None:
+    if header.dtype not in dtypes:
+        faults.dtype[header.name] = f"is {header.dtype}, not {' or '.join(dtypes)}"
+    if header.shape not in shapes:
+        faults.shape[header.name] = f"is {list(header.shape)}, not {list(shapes[0])}"
+
+
+def _by_schemes(subject: Subject, faults: _Faults) -> None:
+    """What each module's declared scheme needs; modules without a declaration are reported by config.*."""
+    for name, scheme in declared_schemes(subject).items():
+        module = subject.modules[name]
+        if not module.is_quantized or is_other_kind(module, scheme):
+            continue
+        _module(module, scheme, faults)
+
+
+def _module(module: StoredModule, scheme: StoredScheme, faults: _Faults) -> None:
+    shape = scheme.shape_of(module.tensors)
+    needed = {t.name: t for t in scheme.outputs(shape or (128, 128))}
+    optional = {"weight_g_idx"}
+    faults.missing |= {f"{module.name}.{suffix}" for suffix in needed.keys() - module.tensors.keys()}
+    faults.extra |= {module.tensors[suffix].name for suffix in module.tensors.keys() - needed.keys() - optional}
+    for suffix in needed.keys() & module.tensors.keys():
+        header = module.tensors[suffix]
+        dtypes = _dtypes(needed[suffix], scheme)
+        if header.dtype == "F32" and "F32" in dtypes and suffix == "weight_scale" and scheme.scheme.is_integer:
+            faults.wide.add(header.name)
+        shapes = _shapes(needed[suffix]) if shape is not None else (header.shape,)
+        _compare(header, dtypes, shapes, faults)
+    if shape is None and "weight_packed" in module.tensors:
+        faults.shape[module.tensors["weight_packed"].name] = "is no matrix"
+    elif shape is not None and (reason := scheme.scheme.problem(shape)):
+        codes = module.tensors.get("weight_packed", module.tensors.get("weight"))
+        faults.shape.setdefault(codes.name if codes else module.name, reason)
+
+
+def _dtypes(tensor: OutputTensor, scheme: StoredScheme) -> tuple[str, ...]:
+    if tensor.name in _SCALES and scheme.scheme.name != "nvfp4a16":
+        return SCALE_DTYPES
+    return (tensor.dtype,)
+
+
+def _shapes(tensor: OutputTensor) -> tuple[tuple[int, ...], ...]:
+    """Producers write single numbers as [1] or []."""
+    return (tensor.shape, ()) if tensor.shape == (1,) else (tensor.shape,)
+
+
+def _unknown(subject: Subject) -> Iterator[Check]:
+    if subject.layout is None:
+        model_type = str(subject.config.get("model_type"))[:80]
+        yield from skipped(f"no layout knows model_type {model_type!r}", "tensors.unknown")
+        return
+    names = [
+        name
+        for name in subject.modules
+        if subject.place(name) is None and not (subject.declared and subject.declared.kv_cache and _is_kv_scale(name))
+    ]
+    if names:
+        yield finding("tensors.unknown", f"the layout {subject.layout.family} knows no such tensor", names)
+
+
+def _is_kv_scale(name: str) -> bool:
+    return name.endswith((".k_scale", ".v_scale"))
+
+
+def _layers(subject: Subject) -> Iterator[Check]:
+    """Layers of one type hold the same modules, and every expert is there."""
+    layers, experts = _by_layer(subject)
+    missing: list[str] = []
+    for (_, region), members in _kinds(subject, layers).items():
+        counts = Counter(leaf for index in members for leaf in layers[region][index])
+        usual = {leaf for leaf, count in counts.items() if 2 * count > len(members)} or set(counts)
+        missing += [f"{region}.{i}.{leaf}" for i in members for leaf in sorted(usual - layers[region][i])]
+    number = subject.checkpoint.text_config.get("num_hidden_layers")
+    for region, found in layers.items():
+        if type(number) is int and 0 < number < 10_000 and _is_decoder(region):
+            missing += [f"{region}.{index}" for index in range(number) if index not in found]
+    missing += list(_absent_experts(subject, experts))
+    if missing:
+        kept = [name for name in missing if any(module.startswith(name) for module in subject.source_modules)]
+        inherited = subject.source is not None and not kept
+        what = "absent, though config.json or other layers of the type have it"
+        yield finding("tensors.layers", what, missing, inherited=inherited)
+
+
+def _is_decoder(region: str) -> bool:
+    return not region.startswith("mtp") and ".visual" not in region and ".encoder" not in region
+
+
+_Layers = dict[str, dict[int, set[str]]]
+
+
+def _by_layer(subject: Subject) -> tuple[_Layers, dict[tuple[str, str], set[int]]]:
+    layers: _Layers = defaultdict(lambda: defaultdict(set))
+    experts: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for module in subject.modules:
+        match = _LAYER.fullmatch(module)
+        if match is None or not _is_decoder(match[1]):
+            continue
+        leaf = match[3]
+        expert = _EXPERT.fullmatch(leaf)
+        if expert is not None:
+            experts[(f"{match[1]}.{match[2]}.{expert[1]}", expert[3])].add(int(expert[2]))
+            leaf = f"{expert[1]}.0.{expert[3]}"
+        layers[match[1]][int(match[2])].add(leaf)
+    return layers, experts
+
+
+def _kinds(subject: Subject, layers: Mapping[str, Mapping[int, set[str]]]) -> dict[tuple[str, str], list[int]]:
+    types = subject.checkpoint.text_config.get("layer_types")
+    kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for region, found in layers.items():
+        for index, leaves in found.items():
+            mixer = str(any(leaf.startswith("linear_attn") for leaf in leaves))
+            if isinstance(types, list) and index < len(types):
+                mixer = str(types[index])
+            routed = any(leaf == "mlp.gate" or ".experts." in leaf for leaf in leaves)
+            kinds[(f"{mixer} {routed}", region)].append(index)
+    return kinds
+
+
+def _absent_experts(subject: Subject, experts: Mapping[tuple[str, str], set[int]]) -> Iterator[str]:
+    text = subject.checkpoint.text_config
+    number = next((text[key] for key in ("num_experts", "n_routed_experts") if type(text.get(key)) is int), 0)
+    for (parent, part), found in experts.items():
+        count = number if 0 < number <= 10_000 else max(found) + 1
+        yield from (f"{parent}.{expert}.{part}" for expert in range(min(count, 10_000)) if expert not in found)
+
+
+def mtp_modules(subject: Subject) -> list[str]:
+    """Stored modules of the draft head."""
+    return subject.of_class(LayerClass.MTP) or [name for name in subject.modules if name.startswith("mtp.")]

@@ -1,0 +1,100 @@
+"""The checks that read tensors: scales, kept bytes against the source, and with `deep` every stored value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkquant.events import Advanced, Finished, Listener, Started
+from sparkquant.formats.stored import StoredModule
+from sparkquant.report import Check
+from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.origins import Origin, origins, plain_header
+from sparkquant.verification.payload import PIECE_BYTES, Payload, nonfinite
+from sparkquant.verification.scales import SCALES, check_scales
+from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.subject import Subject
+
+PHASE = "verify"
+
+
+def check_values(subject: Subject, *, deep: bool, listener: Listener) -> list[Check]:
+    """scales.*, source.bytes and values.*"""
+    found: list[Check] = []
+    with Payload(subject.checkpoint) as payload:
+        found += check_scales(subject, payload)
+        if subject.source is not None:
+            found += _kept_bytes(subject, payload, listener)
+        if deep:
+            found += _every_value(subject, payload, listener)
+    if deep and subject.source is not None:
+        found += _errors(subject, listener)
+    return found
+
+
+def _kept_bytes(subject: Subject, payload: Payload, listener: Listener) -> Iterator[Check]:
+    assert subject.source is not None
+    known = origins(subject.source, subject.layout)
+    kept = [
+        (header, known[name])
+        for name, module in subject.modules.items()
+        if (header := plain_header(module)) is not None and name in known and header.bytes == known[name].bytes
+    ]
+    listener(Started(PHASE, sum(header.bytes for header, _ in kept)))
+    unlike: list[str] = []
+    with Payload(subject.source) as original:
+        for header, origin in kept:
+            for offset in range(0, header.bytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, header.bytes - offset)
+                mine = payload.raw(header.shard, header.start + offset, size)
+                if mine != original.raw(origin.header.shard, origin.start + offset, size):
+                    unlike.append(header.name)
+                    break
+            listener(Advanced(PHASE, header.bytes, header.name))
+    listener(Finished(PHASE))
+    if unlike:
+        yield finding("source.bytes", "kept tensors differ from the source", unlike)
+
+
+def _every_value(subject: Subject, payload: Payload, listener: Listener) -> Iterator[Check]:
+    nan_codes: list[str] = []
+    broken: list[str] = []
+    listener(Started(PHASE, sum(header.bytes for header in subject.checkpoint.tensors.values())))
+    for module in subject.modules.values():
+        for suffix, header in module.tensors.items():
+            bad = suffix not in SCALES and any(nonfinite(piece, header.dtype) for piece in payload.pieces(header))
+            if bad:
+                (nan_codes if header.dtype.startswith("F8_") else broken).append(header.name)
+            listener(Advanced(PHASE, header.bytes, header.name))
+    listener(Finished(PHASE))
+    if nan_codes:
+        yield finding("values.fp8_nan", "FP8 weights hold NaN codes", nan_codes)
+    if broken:
+        yield finding("values.finite", "stored values are NaN or infinite", broken)
+
+
+def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
+    """Dequantized weights against the source, module by module."""
+    assert subject.source is not None
+    from sparkquant.verification.weight_error import fault
+
+    known = origins(subject.source, subject.layout)
+    work: list[tuple[StoredModule, Origin]] = []
+    for name, scheme in declared_schemes(subject).items():
+        module = StoredModule(name, subject.modules[name].tensors, scheme)
+        comparable = module.is_quantized and not is_other_kind(module, scheme) and name in known
+        if comparable and module.shape == known[name].shape:
+            work.append((module, known[name]))
+    if not work:
+        yield from skipped("no quantized module can be compared", "values.error")
+        return
+    listener(Started(PHASE, sum(origin.bytes for _, origin in work)))
+    off: dict[str, str] = {}
+    for module, origin in work:
+        what = fault(subject.checkpoint, module, subject.source, origin)
+        if what:
+            off[module.name] = what
+        listener(Advanced(PHASE, origin.bytes, module.name))
+    listener(Finished(PHASE))
+    if off:
+        name, what = next(iter(off.items()))
+        yield finding("values.error", f"{name}: {what}", off)
