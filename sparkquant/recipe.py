@@ -16,7 +16,7 @@ from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass
 from sparkquant.positions import Document
-from sparkquant.schemes import KEEP, SCHEMES, Scheme, make_scheme
+from sparkquant.schemes import GROUP_SIZES, KEEP, SCHEMES, Scheme, make_scheme
 
 HINT = "`sparkquant recipes show qwen-hybrid-w4a16` prints a working recipe, `sparkquant recipes schema` all keys"
 """The next step after any fault in a recipe."""
@@ -87,24 +87,23 @@ def _eight_bits(value: Scheme | None) -> Scheme | None:
     return value
 
 
-_SCHEME_JSON_SCHEMA: dict[str, Any] = {
-    "oneOf": [
-        {"type": "string", "enum": [*SCHEMES, KEEP]},
-        {
-            "type": "object",
-            "properties": {
-                "scheme": {"type": "string", "enum": [*SCHEMES, KEEP]},
-                "group_size": {"type": "integer", "enum": [-1, 32, 64, 128]},
-                "symmetric": {"type": "boolean"},
-            },
-            "required": ["scheme"],
-            "additionalProperties": False,
-        },
-    ]
-}
+def _scheme_json_schema(*, bits: int) -> dict[str, Any]:
+    names = {"type": "string", "enum": [*(scheme.name for scheme in SCHEMES.values() if scheme.bits >= bits), KEEP]}
+    options = {"group_size": {"type": "integer", "enum": [-1, *GROUP_SIZES]}, "symmetric": {"type": "boolean"}}
+    spelled_out = {
+        "type": "object",
+        "properties": {"scheme": names, **options},
+        "required": ["scheme"],
+        "additionalProperties": False,
+    }
+    return {"oneOf": [names, spelled_out]}
+
+
 ClassName = Annotated[LayerClass, BeforeValidator(_layer_class)]
-SchemeSpec = Annotated[Any, BeforeValidator(_scheme), Field(json_schema_extra=_SCHEME_JSON_SCHEMA)]
-EightBitScheme = Annotated[SchemeSpec, AfterValidator(_eight_bits)]
+SchemeSpec = Annotated[Any, BeforeValidator(_scheme), Field(json_schema_extra=_scheme_json_schema(bits=4))]
+EightBitScheme = Annotated[
+    Any, BeforeValidator(_scheme), AfterValidator(_eight_bits), Field(json_schema_extra=_scheme_json_schema(bits=8))
+]
 Reason = Annotated[str, Field(min_length=8, description="why, in a sentence: it appears in the plan")]
 
 
