@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.positions import Document
 from sparkquant.recipe import HINT, Recipe, parse_recipe, recipe_schema
@@ -54,6 +55,7 @@ def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Reci
 
 
 def _extended(base: Any, fields: Mapping[str, Any], document: Document) -> dict[str, Any]:
+    """Maps are merged, everything else is replaced; with other families, classes that they lack are not inherited."""
     if not isinstance(base, str) or base not in recipe_names():
         near = difflib.get_close_matches(str(base), recipe_names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
@@ -63,6 +65,10 @@ def _extended(base: Any, fields: Mapping[str, Any], document: Document) -> dict[
         )
     parent = recipe_from_text(_read(recipe_folder() / f"{base}.yaml"), source=f"{base}.yaml", extendable=False)
     merged: dict[str, Any] = parent.as_json()
+    families = fields.get("families")
+    if isinstance(families, list) and (known := [name for name in layouts.family_names() if name in families]):
+        possible = frozenset().union(*(layouts.family_layout(name).linear_classes for name in known))
+        merged["schemes"] = {name: scheme for name, scheme in merged["schemes"].items() if name in possible}
     for key, value in fields.items():
         inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect")
         merged[key] = {**merged[key], **value} if inherits else value
