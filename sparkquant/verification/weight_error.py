@@ -43,13 +43,13 @@ def fault(checkpoint: Checkpoint, module: StoredModule, source: Checkpoint, orig
         for first in range(0, rows, step):
             last = min(rows, first + step)
             try:
-                mine = dequantize(checkpoint, module, first=first, last=last).double()
+                mine = dequantize(checkpoint, module, first=first, last=last)
             except CheckpointError as problem:
                 return problem.what
             theirs = _rows(original, origin, first, last, columns)
-            error += float((mine - theirs).square().sum())
-            power += float(theirs.square().sum())
-            product += float((mine * theirs).sum())
+            power += float(torch.linalg.vector_norm(theirs)) ** 2
+            product += float(torch.dot(mine.flatten(), theirs.flatten()))
+            error += float(torch.linalg.vector_norm(mine.sub_(theirs))) ** 2
     return _judged(scheme, error, power, product)
 
 
@@ -57,7 +57,7 @@ def _rows(original: Payload, origin: Origin, first: int, last: int, columns: int
     width = origin.bytes // max(1, origin.shape[0])
     data = original.raw(origin.header.shard, origin.start + first * width, (last - first) * width)
     flat = torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[origin.header.dtype])
-    return flat.double().reshape(last - first, columns)
+    return flat.float().reshape(last - first, columns)
 
 
 def _judged(scheme: Scheme, error: float, power: float, product: float) -> str:
