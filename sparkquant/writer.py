@@ -1,7 +1,9 @@
 """The one writer: stage everything beside the target, check it, rename it. Kill it anywhere and no half folder is left.
 
-    OUT.partial/   shards at their final layout, one fsync and one journal line each; index, config and side files last
-    OUT            appears by a single rename, complete and verified
+    OUT.partial/          shards at their final layout, one fsync each; index, config and side files last
+    OUT.partial.journal   the job and one line per finished shard; whoever works on the folder holds its lock.
+                          It lies beside the folder, which holds the result alone
+    OUT                   appears by a single rename, complete and verified
 
 A second run of the same job reads the journal, re-hashes the finished shards and goes on; a different job is refused
 with the old and the new identity.
@@ -10,7 +12,6 @@ with the old and the new identity.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -25,9 +26,9 @@ import xxhash
 
 from sparkquant.checkpoint import INDEX
 from sparkquant.errors import PlanViolation, Problem, Resumable, UsageError
+from sparkquant.journal import Journal
 from sparkquant.schemes import OutputTensor
 
-JOURNAL = "journal.jsonl"
 MARGIN_BYTES = 64 * 2**20
 """Free space demanded beyond the payload, for headers, side files and what other processes write meanwhile."""
 
@@ -136,8 +137,8 @@ class StagedCheckpoint:
         self.path = out.with_name(out.name + ".partial")
         self._job = json.loads(json.dumps(job))
         self._restart = restart
-        self._done: dict[str, str] = {}
-        self._lock: BinaryIO | None = None
+        self._done: set[str] = set()
+        self._journal: Journal
 
     @property
     def finished(self) -> frozenset[str]:
@@ -145,52 +146,48 @@ class StagedCheckpoint:
         return frozenset(self._done)
 
     def __enter__(self) -> StagedCheckpoint:
-        _refuse_existing(self.out)
+        with _usable(self.out):
+            _refuse_existing(self.out)
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._journal = Journal(self.path.with_name(self.path.name + ".journal"))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise UsageError(f"{self.path}: {error.strerror}", hint="choose another output folder") from None
-        self._lock = (self.path / ".lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise UsageError(
-                f"{self.path} is in use by another process", hint="wait for it, or choose another output folder"
-            ) from None
-        try:
-            self._take_up()
+            # Whoever held the lock until now may have published.
+            _refuse_existing(self.out)
+            with _usable(self.path):
+                self._take_up()
         except BaseException:
-            self._lock.close()
+            self._journal.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._journal.close()
 
     def _take_up(self) -> None:
-        journal = self.path / JOURNAL
-        lines = [] if self._restart else _journal_lines(journal)
-        if lines and lines[0].get("job") != self._job:
+        if self.path.is_symlink():
+            raise UsageError(f"{self.path} is a link", hint="remove it yourself, or choose another output folder")
+        old = self._journal.job
+        left = self.path.exists() and any(self.path.iterdir())
+        if left and old is None:
+            raise UsageError(
+                f"{self.path} exists, and no journal beside it says that it is ours",
+                hint="remove it yourself, or choose another output folder",
+            )
+        if left and old != self._job and not self._restart:
             raise UsageError(
                 f"{self.path} belongs to another job",
                 hint="pass --restart to discard it, choose another output folder, or repeat the old command",
-                problems=list(_differences(lines[0].get("job"), self._job)),
+                problems=list(_differences(old, self._job)),
             )
-        self._done = {}
-        for line in lines[1:]:
-            shard, digest = line.get("shard"), line.get("digest")
-            if isinstance(shard, str) and Path(shard).name == shard and _digest(self.path / shard) == digest:
-                self._done[shard] = str(digest)
-        _clear(self.path, keep={".lock", *self._done})
-        with journal.open("w", encoding="utf-8") as file:
-            for entry in ({"job": self._job}, *({"shard": s, "digest": d} for s, d in self._done.items())):
-                file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self.path.mkdir(exist_ok=True)
+        if left and not self._restart:
+            done = self._journal.done
+            self._done = {shard for shard in done if _digest(self.path / shard) == done[shard]}
+        _clear(self.path, keep=self._done)
+        if not left or self._restart:
+            self._journal.start(self._job)
 
     def require_space(self, needed_bytes: int) -> None:
         """Refuse before the first byte when the disk cannot take the result."""
@@ -211,12 +208,9 @@ class StagedCheckpoint:
             writer.abandon()
             raise
         writer.close()
-        digest = _digest(self.path / name)
-        with _disk_full(self.path), (self.path / JOURNAL).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"shard": name, "digest": digest}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._done[name] = str(digest)
+        with _disk_full(self.path):
+            self._journal.finish(name, str(_digest(self.path / name)))
+        self._done.add(name)
 
     def write_index(self, shards: Mapping[str, Sequence[OutputTensor]]) -> None:
         """The index of a result of several shards; a single shard needs none."""
@@ -247,36 +241,17 @@ class StagedCheckpoint:
     def publish(self) -> Path:
         """Rename to the final name. After this the folder is complete; before it there is no folder."""
         _refuse_existing(self.out)
-        for name in (JOURNAL, ".lock"):
-            (self.path / name).unlink(missing_ok=True)
         for folder, _, _ in os.walk(self.path):
-            _sync_folder(Path(folder))
+            _sync(Path(folder))
         self.path.rename(self.out)
-        _sync_folder(self.out.parent)
+        _sync(self.out.parent)
+        self._journal.path.unlink(missing_ok=True)
         return self.out
 
 
 def _refuse_existing(out: Path) -> None:
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} exists already", hint="choose a new folder, or remove this one yourself")
-
-
-def _journal_lines(journal: Path) -> list[dict[str, Any]]:
-    """Whole lines only: a kill may have cut the last one."""
-    try:
-        text = journal.read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError):
-        return []
-    lines: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(entry, dict):
-            break
-        lines.append(entry)
-    return lines
 
 
 def _differences(old: Any, new: Mapping[str, Any]) -> Iterator[Problem]:
@@ -314,8 +289,9 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -355,3 +331,13 @@ def _disk_full(path: Path) -> Iterator[None]:
         raise Resumable(
             f"{path}: {error.strerror}", hint="free some space, then run the same command: it goes on where it stopped"
         ) from None
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """A place that cannot be written is the caller's to choose; a full disk is not."""
+    try:
+        with _disk_full(path):
+            yield
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="choose another output folder") from None
