@@ -232,11 +232,12 @@ class StagedCheckpoint:
                 os.fsync(file.fileno())
 
     def copy_file(self, name: str, source: Path) -> None:
-        """A side file, byte for byte."""
+        """A side file, byte for byte, durable when this returns."""
         path = self.path / name
         with _disk_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, path)
+            _sync(path)
 
     def publish(self) -> Path:
         """Rename to the final name. After this the folder is complete; before it there is no folder."""
