@@ -70,10 +70,15 @@ class ShardWriter:
         header, self._offsets = shard_layout(tensors)
         self._missing = set(self._planned)
         self._unflushed = 0
-        self._file: BinaryIO = path.open("wb")
         with _disk_full(path):
-            _pwrite(self._file.fileno(), header, 0)
-            self._file.truncate(len(header) + sum(tensor.bytes for tensor in tensors))
+            self._file: BinaryIO = path.open("wb")
+        try:
+            with _disk_full(path):
+                _pwrite(self._file.fileno(), header, 0)
+                self._file.truncate(len(header) + sum(tensor.bytes for tensor in tensors))
+        except BaseException:
+            self.abandon()
+            raise
 
     def put(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Store one tensor; PlanViolation when it is not exactly what the plan says."""
