@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from sparkquant.checkpoint import INDEX
-from sparkquant.errors import PlanViolation, Problem, Resumable, UsageError
+from sparkquant.errors import CheckpointError, PlanViolation, Problem, Resumable, UsageError
 from sparkquant.journal import Journal
 from sparkquant.schemes import OutputTensor
 
@@ -89,8 +89,11 @@ class ShardWriter:
     def copy(self, name: str, dtype: str, shape: tuple[int, ...], source: BinaryIO, start: int, size: int) -> None:
         """Copy a tensor's bytes from an open file without looking at them."""
         self._claim(name, dtype, shape, size)
-        with _disk_full(Path(self._file.name)):
-            _copy_range(source.fileno(), start, self._file.fileno(), self._offsets[name], size)
+        try:
+            with _disk_full(Path(self._file.name)):
+                _copy_range(source.fileno(), start, self._file.fileno(), self._offsets[name], size)
+        except EOFError:
+            raise CheckpointError(f"{source.name}: ends inside {name}", hint="fetch the shard again") from None
 
     def _claim(self, name: str, dtype: str, shape: tuple[int, ...], size: int) -> None:
         planned = self._planned.get(name)
@@ -319,11 +322,13 @@ def _copy_range(source: int, start: int, target: int, offset: int, size: int) ->
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise
+            count = 0
+        if count == 0:
             data = os.pread(source, min(size, _COPY_BYTES), start)
             count = len(data)
             _pwrite(target, data, offset)
         if count == 0:
-            raise OSError(errno.EIO, "the source file ended early")
+            raise EOFError
         start, offset, size = start + count, offset + count, size - count
 
 
