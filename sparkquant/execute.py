@@ -26,7 +26,7 @@ from sparkquant.hfconfig import result_config
 from sparkquant.planning import SHARD_BYTES, make_plan
 from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
 from sparkquant.recipe import Recipe
-from sparkquant.recipe_files import load_recipe
+from sparkquant.recipe_files import load_recipe, recipe_from_text
 from sparkquant.report import Report
 from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
@@ -83,6 +83,7 @@ def quantize(
 
 def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: Listener) -> Quantized:
     backend = NativeBackend(plan.recipe.method.name)
+    side_files = {name: _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
     with StagedCheckpoint(target, _job(plan, source), restart=restart) as staged:
         stored = {shard.name: _stored(plan, shard.tensors) for shard in plan.shards}
         todo = [shard for shard in plan.shards if shard.name not in staged.finished]
@@ -96,7 +97,7 @@ def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: List
                 _write_shard(plan, shard.tensors, source, backend, writer, listener)
         listener(Finished("quantize"))
         staged.write_index(stored)
-        _write_side_files(staged, plan, source.checkpoint)
+        _write_side_files(staged, plan, source.checkpoint, side_files)
         report = verify(staged.path, source=source.checkpoint.path, listener=listener)
         if not report.ok:
             raise CheckFailed(
@@ -237,16 +238,27 @@ def _keep(decision: Decision, source: Source, reader: ShardReader, writer: Shard
     listener(Advanced("quantize", source_bytes(decision), decision.tensor))
 
 
-def _write_side_files(staged: StagedCheckpoint, plan: Plan, checkpoint: Checkpoint) -> None:
+def _write_side_files(
+    staged: StagedCheckpoint, plan: Plan, checkpoint: Checkpoint, side_files: Mapping[str, Path]
+) -> None:
     """Everything beside the weights; config.json last, so that nothing loads before the folder is whole."""
-    for name in checkpoint.side_files():
-        if name.split("/")[0] == "sparkquant":
-            continue
-        staged.copy_file(name, _inside(checkpoint.path, name))
-    resolved = yaml.safe_dump(plan.recipe.as_json(), sort_keys=False, allow_unicode=True)
-    staged.write_text("sparkquant/recipe.yaml", plan.recipe.text or resolved)
+    for name, path in side_files.items():
+        staged.copy_file(name, path)
+    staged.write_text("sparkquant/recipe.yaml", _recipe_text(plan.recipe))
     staged.write_text("sparkquant/plan.json", plan.to_json())
     staged.write_text("config.json", result_config(checkpoint.config, plan))
+
+
+def _recipe_text(recipe: Recipe) -> str:
+    """The recipe as its author wrote it, or spelled out where the text alone would give another one (`method=`)."""
+    if recipe.text and recipe_from_text(recipe.text, source=recipe.source).as_json() == recipe.as_json():
+        return recipe.text
+    return yaml.safe_dump(recipe.as_json(), sort_keys=False, allow_unicode=True)
+
+
+def _carried(checkpoint: Checkpoint) -> list[str]:
+    """Side files that the result takes over; the record of an earlier job is not one."""
+    return [name for name in checkpoint.side_files() if name.split("/")[0] != "sparkquant"]
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -258,4 +270,6 @@ def _inside(folder: Path, name: str) -> Path:
         raise CheckpointError(
             f"{path} is a link that leaves the checkpoint", hint="replace the link by a copy if the file belongs here"
         )
+    if not real.is_file():
+        raise CheckpointError(f"{path} is no file that can be copied", hint="fetch it again, or remove it")
     return path
