@@ -171,11 +171,11 @@ def test_the_lock_of_a_finished_job_is_worth_nothing(tmp_path: Path, monkeypatch
         first.__exit__(None, None, None)
         lock(file, flags)
 
-    with first:
-        _fill(first)
-        monkeypatch.setattr(fcntl, "flock", late)
-        with pytest.raises(UsageError, match="exists already"):
-            second.__enter__()
+    first.__enter__()
+    _fill(first)
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UsageError, match="exists already"):
+        second.__enter__()
     assert sorted(digests(tmp_path)) == ["out/model.safetensors"]
 
 
