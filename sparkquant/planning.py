@@ -131,6 +131,11 @@ def _misfits(
         what = "config.json asks for float16" if dtype == "float16" else f"{len(halves)} weights are float16"
         hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
         yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
+    declared = checkpoint.text_config.get("num_hidden_layers")
+    found = sorted({p.layer for p in placements.values() if p.layer is not None and p.layer_class is not LayerClass.MTP})
+    if type(declared) is int and found and (len(found) != declared or found[-1] != declared - 1):
+        what = f"declares {declared} layers, yet tensors exist for layers {_ranges(found)}"
+        yield Problem("config.json", what, "fetch the checkpoint again: a part of it is missing")
     if layout.tied_head and recipe.schemes.get(LayerClass.LM_HEAD) is not None:
         yield Problem("lm_head", "is tied to the embedding and cannot have a scheme", "write `lm_head: keep`")
     layers = {(p.layer_class, p.layer) for p in placements.values() if p.rule.linear}
