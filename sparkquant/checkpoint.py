@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -250,6 +251,10 @@ def _loose_shards(folder: Path) -> list[str]:
         pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)
         found = f" (found {', '.join(pickles[:3])}: pickle files are never opened)" if pickles else ""
         raise CheckpointError(f"{folder}: no *.safetensors file{found}", hint="convert the checkpoint to safetensors")
+    counts = {int(match[1]) for name in names if (match := re.search(r"-of-(\d{1,9})\.safetensors$", name, re.ASCII))}
+    if counts and counts != {len(names)}:
+        what = f"{len(names)} shards without an index, whose names speak of {max(counts)}"
+        raise CheckpointError(f"{folder}: {what}", hint="fetch the checkpoint again: a part of it is missing")
     return names
 
 
