@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparkquant import formats
+from sparkquant.engine.rules import Ignored
 from sparkquant.formats import compressed_tensors as ct
 from sparkquant.layers import PROTECTED
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.resolution import BASE, resolve
-from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.schemes_stored import is_other_kind
 from sparkquant.verification.subject import Subject
 
 _FAULT_IDS = {
@@ -83,6 +84,8 @@ def _both_ways(subject: Subject) -> Iterator[Check]:
     for engine_module in subject.engine_modules:
         resolution = resolve(subject, engine_module, BASE)
         engine_names.update(engine_module.members)
+        if resolution.ignored is Ignored.PARTIAL:
+            continue  # rules.partial_ignore names it
         for member in engine_module.members:
             quantized = subject.modules[member].is_quantized
             if quantized and resolution.group is None:
@@ -97,9 +100,9 @@ def _both_ways(subject: Subject) -> Iterator[Check]:
         yield finding("config.undeclared", "stored quantized, but ignored or reached by no target", undeclared)
     others = [
         name
-        for name, scheme in declared_schemes(subject).items()
+        for name, scheme in subject.schemes.items()
         if subject.modules[name].is_quantized and is_other_kind(subject.modules[name], scheme)
     ]
     if others:
-        label = declared_schemes(subject)[others[0]].label
+        label = subject.schemes[others[0]].label
         yield finding("config.scheme", f"declared {label}, but stored otherwise", others)

@@ -10,7 +10,7 @@ from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, route
 from sparkquant.formats.stored import StoredScheme
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
-from sparkquant.verification.resolution import BASE, Resolution, groups_naming, named_group, resolutions
+from sparkquant.verification.resolution import BASE, Resolution, built, groups_naming, named_group, resolutions
 from sparkquant.verification.subject import Subject
 
 CAPABILITIES = ("12.1", "9.0", "8.6")
@@ -134,7 +134,7 @@ class _Rules:
                 partial.append(module.name)
             elif self._is_split(module, found[BASE]):
                 split.append(module.name)
-            elif len({r.names for r in found.values()}) > 1:
+            elif len({r.built for r in found.values()}) > 1:
                 order.append(module.name)
             elif any(r.group for r in found.values()) and self._overlaps(module):
                 overlap.append(module.name)
@@ -163,7 +163,7 @@ class _Rules:
         if base.ignored is not Ignored.NO or len(module.members) < 2:
             return False
         own = [named_group(name, self.subject) or base.group for name in self._member_names(module)]
-        return len(base.names) > 1 or len({group.name if group else "" for group in own}) > 1
+        return len(base.built) > 1 or len(set(map(built, own))) > 1
 
     def _overlaps(self, module: EngineModule) -> bool:
         return len(groups_naming([module.name, *self._member_names(module)], self.subject)) > 1

@@ -12,7 +12,7 @@ from sparkquant.layers import Layout
 from sparkquant.report import Check
 from sparkquant.schemes import DTYPE_BYTES
 from sparkquant.verification.catalogue import finding
-from sparkquant.verification.schemes_stored import declared_schemes
+from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
 
 
@@ -90,7 +90,7 @@ def _is_held(name: str, origin: Origin, subject: Subject, known: dict[str, Origi
 
 
 def _unlike(subject: Subject, known: dict[str, Origin]) -> Iterator[tuple[str, str]]:
-    schemes = declared_schemes(subject)
+    schemes = readable_schemes(subject)
     for name, module in subject.modules.items():
         origin = known.get(name)
         if origin is None:

@@ -12,7 +12,7 @@ from sparkquant.layers import PROTECTED, LayerClass
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.resolution import BASE, resolve
-from sparkquant.verification.schemes_stored import declared_schemes, stored_bits
+from sparkquant.verification.schemes_stored import stored_bits
 from sparkquant.verification.subject import Subject
 
 LISTED = (LayerClass.LINEAR_ATTENTION_GATES, LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP)
@@ -41,7 +41,6 @@ def check_protected(subject: Subject) -> Iterator[Check]:
 
 
 def _quantized(subject: Subject) -> Iterator[Check]:
-    schemes = declared_schemes(subject)
     wrong = []
     for name, module in subject.modules.items():
         layer_class = subject.class_of(name)
@@ -49,7 +48,7 @@ def _quantized(subject: Subject) -> Iterator[Check]:
             continue
         placement = subject.place(name)
         head = layer_class is LayerClass.MTP and placement is not None and placement.rule.linear
-        if not head or stored_bits(module, schemes.get(name)) < 8:
+        if not head or stored_bits(module, subject.schemes.get(name)) < 8:
             wrong.append(name)
     if wrong:
         layer_class = subject.class_of(wrong[0])

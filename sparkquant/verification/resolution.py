@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, ignored, matched_target
 from sparkquant.formats.compressed_tensors import Group
+from sparkquant.formats.stored import StoredScheme
 from sparkquant.verification.subject import Subject
 
 BASE = "0.25"
@@ -28,9 +29,17 @@ class Resolution:
         return self.groups[0] if self.groups else None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Comparable over versions."""
-        return tuple(dict.fromkeys("" if group is None else group.name for group in self.groups)) or ("",)
+    def built(self) -> frozenset[Built]:
+        """What the engine would build: comparable over versions and groups."""
+        return frozenset(map(built, self.groups)) or frozenset({None})
+
+
+Built = tuple[StoredScheme | None, str] | None
+
+
+def built(group: Group | None) -> Built:
+    """What a group stands for; two groups of one scheme are the same to the engine."""
+    return None if group is None else (group.scheme, group.format)
 
 
 def resolve(subject: Subject, module: EngineModule, version: str) -> Resolution:

@@ -16,7 +16,7 @@ from sparkquant.report import Check
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK
 from sparkquant.verification.catalogue import finding
 from sparkquant.verification.payload import PIECE_BYTES, READABLE, Floats, Payload, matrix_shape
-from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
 
 SCALES = ("weight_scale", "weight_global_scale", "input_scale", "input_global_scale", "weight_scale_2",
@@ -39,11 +39,9 @@ class _Faults:
 def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
     """scales.*"""
     faults = _Faults()
-    schemes = declared_schemes(subject)
+    schemes = readable_schemes(subject)
     for name, module in subject.modules.items():
         scheme = schemes.get(name)
-        if scheme is not None and is_other_kind(module, scheme):
-            scheme = None
         for suffix, header in module.tensors.items():
             if suffix in SCALES and header.dtype in READABLE:
                 _scale(payload, module, suffix, header, scheme, faults)

@@ -21,6 +21,15 @@ def declared_schemes(subject: Subject) -> dict[str, StoredScheme]:
     return found
 
 
+def readable_schemes(subject: Subject) -> dict[str, StoredScheme]:
+    """Of the declared schemes those whose tensors are of that kind: what values can be read with."""
+    return {
+        name: scheme
+        for name, scheme in subject.schemes.items()
+        if subject.modules[name].is_quantized and not is_other_kind(subject.modules[name], scheme)
+    }
+
+
 def is_other_kind(module: StoredModule, scheme: StoredScheme) -> bool:
     """Whether the stored codes cannot belong to the scheme at all: another name or another dtype."""
     codes = "weight" if scheme.scheme.name in ("fp8", "fp8_block") else "weight_packed"

@@ -15,7 +15,7 @@ from sparkquant.report import Check
 from sparkquant.schemes import OutputTensor
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.planned import planned_headers
-from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import PLAN, Subject
 
 _SCALES = ("weight_scale", "input_scale")
@@ -90,11 +90,8 @@ def _compare(
 
 def _by_schemes(subject: Subject, faults: _Faults) -> None:
     """What each module's declared scheme needs; modules without a declaration are reported by config.*."""
-    for name, scheme in declared_schemes(subject).items():
-        module = subject.modules[name]
-        if not module.is_quantized or is_other_kind(module, scheme):
-            continue
-        _module(module, scheme, faults)
+    for name, scheme in readable_schemes(subject).items():
+        _module(subject.modules[name], scheme, faults)
 
 
 def _module(module: StoredModule, scheme: StoredScheme, faults: _Faults) -> None:

@@ -16,7 +16,7 @@ from sparkquant.engine.patterns import Budget, Entries, Pattern
 from sparkquant.engine.rules import GENERIC, MODELS, EngineModel, EngineModule, engine_modules
 from sparkquant.errors import CheckpointError, UnknownFamily
 from sparkquant.formats.compressed_tensors import QUANT_METHODS, Declaration, Group, declaration
-from sparkquant.formats.stored import StoredModule, modules_of
+from sparkquant.formats.stored import StoredModule, StoredScheme, modules_of
 from sparkquant.layers import LayerClass, Layout, Placement
 from sparkquant.layouts import layout_for
 from sparkquant.verification.planned import PlannedTensor, planned_tensors
@@ -97,6 +97,13 @@ class Subject:
     def ignore(self) -> Entries:
         """The ignore list as the engine compares it."""
         return Entries(map(self.pattern, self.declared.ignore if self.declared else ()))
+
+    @cached_property
+    def schemes(self) -> dict[str, StoredScheme]:
+        """The scheme that the config declares for each module, in the engine's reading."""
+        from sparkquant.verification.schemes_stored import declared_schemes
+
+        return declared_schemes(self)
 
     @cached_property
     def _budget(self) -> Budget:

@@ -11,7 +11,7 @@ from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.origins import Origin, origins, plain_header
 from sparkquant.verification.payload import PIECE_BYTES, Payload, nonfinite
 from sparkquant.verification.scales import SCALES, check_scales
-from sparkquant.verification.schemes_stored import declared_schemes, is_other_kind
+from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
 
 PHASE = "verify"
@@ -79,10 +79,9 @@ def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
 
     known = origins(subject.source, subject.layout)
     work: list[tuple[StoredModule, Origin]] = []
-    for name, scheme in declared_schemes(subject).items():
+    for name, scheme in readable_schemes(subject).items():
         module = StoredModule(name, subject.modules[name].tensors, scheme)
-        comparable = module.is_quantized and not is_other_kind(module, scheme) and name in known
-        if comparable and module.shape == known[name].shape:
+        if name in known and module.shape == known[name].shape:
             work.append((module, known[name]))
     if not work:
         yield from skipped("no quantized module can be compared", "values.error")
