@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """128 + SIGPIPE: what a shell reports of a program whose reader went away."""
+
+PIECE = 16384
+"""Characters written at once; a pipe holds at least as many bytes."""
 
 MIN_WIDTH = 80
 """Tables are never squeezed below this: a narrower terminal breaks lines, but no number and no name is cut."""
@@ -69,7 +72,9 @@ def console(stream: IO[str]) -> Console:
     """A console on a stream: colours on a terminal only, text as it is (no markup, no highlighting)."""
     from rich.console import Console
 
-    plain = Console(file=stream, markup=False, highlight=False, emoji=False)
+    # rich keeps bold under NO_COLOR; people who set it want plain text.
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    plain = Console(file=stream, markup=False, highlight=False, emoji=False, color_system=system)
     plain.width = max(MIN_WIDTH, plain.width)
     return plain
 
@@ -86,7 +91,9 @@ def show(renderables: Iterable[RenderableType], *, soft_wrap: bool = False) -> N
 
 def write(text: str) -> None:
     """A document on stdout, byte for byte."""
-    sys.stdout.write(text)
+    # In pieces: unbuffered streams (PYTHONUNBUFFERED) do not notice that a pipe took only a part of a long text.
+    for start in range(0, len(text), PIECE):
+        sys.stdout.write(text[start : start + PIECE])
 
 
 def stop(code: int) -> NoReturn:

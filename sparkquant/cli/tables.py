@@ -33,6 +33,8 @@ STYLES = {
     Status.SKIPPED: "dim",
 }
 
+_ORDER = (Status.PASS, Status.SKIPPED, Status.INCONCLUSIVE, Status.WARN, Status.FAIL)
+
 
 def size(count: float) -> str:
     """Bytes with a binary unit: `18.12 GiB`."""
@@ -160,15 +162,30 @@ def available_memory() -> int | None:
         return None
 
 
-def report_text(report: Report) -> Iterator[RenderableType]:
-    """Checks as a table, the tensors behind each finding, and the count of every status."""
+def report_text(report: Report, *, every: bool = False) -> Iterator[RenderableType]:
+    """Findings in full and last, where a terminal shows them; passed checks by area, or `every` one in full too."""
     table = _grid("status", "check", "what was found")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
-    for check in report.checks:
+    quiet = () if every else (Status.PASS, Status.SKIPPED)
+    for status, area, text in _by_area(check for check in report.checks if check.status in quiet):
+        table.add_row(Text(str(status), STYLES[status]), area, text)
+    findings = [check for check in report.checks if check.status not in quiet]
+    for check in sorted(findings, key=lambda check: _ORDER.index(check.status)):
         table.add_row(Text(str(check.status), STYLES[check.status]), check.id, _finding(check))
     yield table
     yield Text()
     yield Text(verdict(report), "green" if report.ok else "bold red")
+
+
+def _by_area(checks: Iterable[Check]) -> Iterator[tuple[Status, str, str]]:
+    """Checks of one area (the part of an id before the dot) and one reason in one row."""
+    rows: dict[tuple[int, str, str], list[str]] = {}
+    for check in checks:
+        area, _, rest = check.id.partition(".")
+        reason = f" ({check.message})" if check.status is Status.SKIPPED else ""
+        rows.setdefault((_ORDER.index(check.status), area, reason), []).append(rest)
+    for (order, area, reason), names in sorted(rows.items(), key=lambda row: row[0][0]):
+        yield _ORDER[order], f"{area}.*" if names != [""] else area, ", ".join(names) + reason
 
 
 def verdict(report: Report) -> str:

@@ -127,6 +127,7 @@ def verify(
         bool, typer.Option("--headers", help="Names, shapes, config and index only: no tensor is read.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Every stored value as well as every scale.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Say of every check what it proves, passed or not.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a quantized checkpoint: nothing missing, nothing extra, scales sound, config read as meant.
@@ -150,7 +151,7 @@ def verify(
     else:
         from sparkquant.cli.tables import report_text
 
-        show(report_text(report))
+        show(report_text(report, every=every))
     if not report.ok:
         stop(CHECK_FAILED)
 

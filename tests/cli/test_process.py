@@ -1,0 +1,196 @@
+"""What only a real process shows: exit codes, signals, closed pipes, terminals, and what a cold start costs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import CALL, DEMO, command, environment, invoke, spawn
+
+
+def cost(arguments: list[str]) -> tuple[float, float, int, int]:
+    """Wall seconds, processor seconds, peak memory in bytes and exit code of one process."""
+    began = time.perf_counter()
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment()) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - began
+    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, process.returncode
+
+
+def test_plan_of_a_27b_is_cold_in_half_a_second(big: Path) -> None:
+    runs = [cost(command("plan", big)) for _ in range(5)]
+    assert all(run[3] == 0 for run in runs)
+    assert min(run[1] for run in runs) < 0.5, "processor seconds"
+    assert min(run[0] for run in runs) < 1.0, "wall seconds, on a machine that may be busy"
+    assert max(run[2] for run in runs) < 150_000_000, "peak memory"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["plan", "BIG"],
+        ["plan", "BIG", "--json"],
+        ["recipes", "ls"],
+        ["recipes", "schema"],
+        ["diff", "qwen-hybrid-fp8", "qwen-hybrid-w4a16"],
+        ["diff", "BIG", "BIG"],
+        ["verify", "BIG", "--headers"],
+        ["quantize", "--help"],
+    ],
+)
+def test_reading_verbs_never_import_torch(arguments: list[str], big: Path) -> None:
+    heavy = "{'torch', 'numba', 'numpy', 'transformers', 'safetensors', 'compressed_tensors', 'huggingface_hub'}"
+    script = f"""
+import sys
+try:
+    {CALL}
+except SystemExit as end:
+    sys.stderr.write(f"code {{end.code}} loaded {{sorted({heavy} & set(sys.modules))}}")
+"""
+    arguments = [str(big) if word == "BIG" else word for word in arguments]
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        capture_output=True, text=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert result.stderr == "code 0 loaded []"
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    assert spawn("--version").returncode == 0
+    assert spawn().returncode == 2
+    assert spawn("nothing").returncode == 2
+    assert spawn("plan", DEMO, "-r", "nothing").returncode == 2
+    assert spawn("plan", tmp_path).returncode == 3
+    offline = spawn("plan", "owner/name")
+    assert offline.returncode == 5
+    assert offline.stderr.startswith("error: ")
+
+
+def test_a_bug_is_exit_1_with_a_traceback() -> None:
+    script = f"import sparkquant.planning as p\np.plan = None\n{CALL}"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "plan", str(DEMO)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert result.stdout == ""
+
+
+def interrupted(out: Path) -> subprocess.CompletedProcess[str]:
+    """`quantize` into many small shards, stopped by Ctrl-C after the third."""
+    arguments = command("quantize", DEMO, "-o", out, "--max-shard-size", "50KB")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    with process:
+        partial = out.with_name(f"{out.name}.partial")
+        while process.poll() is None and len(list(partial.glob("*.safetensors"))) < 4:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def test_interrupt_is_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    stopped = interrupted(out)
+    assert stopped.returncode == 130, stopped.stderr
+    assert stopped.stdout == ""
+    assert "interrupted\nhint: the same command goes on where it stopped" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert not out.exists()
+    again = subprocess.run(stopped.args, capture_output=True, text=True, env=environment(), check=False)
+    assert again.returncode == 0, again.stderr
+    assert "note: resuming: " in again.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert invoke("verify", out, "--source", DEMO).exit_code == 0
+
+
+def test_another_job_is_refused_until_restart(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert interrupted(out).returncode == 130
+    refused = invoke("quantize", DEMO, "-o", out)
+    assert refused.exit_code == 2
+    assert "--restart" in refused.stderr
+    assert refused.stdout == ""
+    assert invoke("quantize", DEMO, "-o", out, "--restart").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [["plan", "BIG", "--json"], ["plan", "BIG"], ["recipes", "ls"], ["--help"]])
+def test_a_closed_pipe_is_silent(arguments: list[str], big: Path) -> None:
+    arguments = [str(big) if word == "BIG" else word for word in arguments]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            command(*arguments), stdout=writing, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    finally:
+        os.close(writing)
+    assert result.stderr == b""
+    assert result.returncode in (1, 141)  # 1 comes from the help text, which the option parser prints itself
+
+
+def test_a_reader_that_stops_early_is_fine(big: Path) -> None:
+    with subprocess.Popen(
+        command("plan", big, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"{\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[str, int]:
+    """Everything that a process writes to a terminal of 100 columns."""
+    parent, child = pty.openpty()
+    settings = environment({"TERM": "xterm-256color", "COLUMNS": "100", **(env or {})})
+    with subprocess.Popen(command(*arguments), stdin=child, stdout=child, stderr=child, env=settings) as process:
+        os.close(child)
+        text = b""
+        while True:
+            try:
+                piece = os.read(parent, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            text += piece
+    os.close(parent)
+    return text.decode(), process.returncode
+
+
+def test_colours_on_a_terminal_only(big: Path) -> None:
+    assert "\x1b[" in on_terminal("plan", big)[0]
+    assert "\x1b" not in on_terminal("plan", big, env={"NO_COLOR": "1"})[0]
+    assert "\x1b" not in on_terminal("plan", big, env={"TERM": "dumb"})[0]
+    assert "\x1b" not in spawn("plan", big).stdout
+    assert "\x1b" not in spawn("plan", "absent").stderr
+
+
+def test_progress_on_a_terminal_leaves_the_summary(tmp_path: Path) -> None:
+    text, code = on_terminal("quantize", DEMO, "-o", tmp_path / "out")
+    assert code == 0, text
+    assert "vllm serve" in text
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_names_that_the_locale_cannot_show_are_escaped(tmp_path: Path) -> None:
+    result = spawn("plan", tmp_path / "mögel\udcff", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert result.returncode == 3
+    assert "\\xf6" in result.stderr
+    assert "Traceback" not in result.stderr
