@@ -132,7 +132,8 @@ def _misfits(
         hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
         yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
     declared = checkpoint.text_config.get("num_hidden_layers")
-    found = sorted({p.layer for p in placements.values() if p.layer is not None and p.layer_class is not LayerClass.MTP})
+    decoder = (p for p in placements.values() if p.layer_class is not LayerClass.MTP)
+    found = sorted({p.layer for p in decoder if p.layer is not None})
     if type(declared) is int and found and (len(found) != declared or found[-1] != declared - 1):
         what = f"declares {declared} layers, yet tensors exist for layers {_ranges(found)}"
         yield Problem("config.json", what, "fetch the checkpoint again: a part of it is missing")
