@@ -20,7 +20,9 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.register_profile(
+    "thorough", settings.get_profile("quick"), max_examples=2000, derandomize=False, print_blob=True
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 

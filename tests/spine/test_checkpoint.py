@@ -330,11 +330,19 @@ def test_index_and_shards_must_agree_and_every_difference_is_listed(folder: Path
     assert "lm_head.weight" in lenient.tensors
 
 
-def test_a_tensor_stored_in_two_shards_is_refused_with_and_without_index(folder: Path) -> None:
-    shutil.copy(folder / FIRST, folder / "model-00003.safetensors")
+def test_a_tensor_stored_in_two_shards_is_refused(folder: Path) -> None:
     (folder / INDEX).unlink()
-    text = _open_fails(folder)
-    assert f"stored twice, in {FIRST} and in model-00003.safetensors" in text
+    (folder / FIRST).rename(folder / "a.safetensors")
+    (folder / SECOND).rename(folder / "b.safetensors")
+    assert Checkpoint.open(folder).tensors
+    shutil.copy(folder / "a.safetensors", folder / "c.safetensors")
+    assert "stored twice, in a.safetensors and in c.safetensors" in _open_fails(folder)
+
+
+def test_a_missing_shard_shows_without_an_index_too(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    (folder / FIRST).unlink()
+    assert "1 shards without an index, whose names speak of 2" in _open_fails(folder)
 
 
 def test_a_folder_without_index_reads_every_shard(folder: Path) -> None:

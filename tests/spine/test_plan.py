@@ -618,6 +618,32 @@ def test_a_group_that_spans_two_classes_needs_one_scheme(
     assert make_plan(Checkpoint.open(folder), same).totals["modules"]["fp8"] == 3
 
 
+def _lose_layers(config: dict[str, Any], tensors: RawTensors) -> None:
+    for name in [n for n in tensors if re.search(r"^model.*layers\.[125]\.", n)]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_lose_layers, "declares 8 layers, yet tensors exist for layers 0, 3-4, 6-7"),
+        (
+            lambda c, _: c["text_config"].update(num_hidden_layers=9),
+            "declares 9 layers, yet tensors exist for layers 0-7",
+        ),
+        (
+            lambda c, _: c["text_config"].update(num_hidden_layers=7),
+            "declares 7 layers, yet tensors exist for layers 0-7",
+        ),
+        (lambda c, _: c["text_config"].update(num_hidden_layers=10**15), f"declares {10**15} layers"),
+    ],
+)
+def test_layers_must_be_those_of_the_config(tmp_path: Path, change: Callable[..., None], what: str) -> None:
+    problems = refusals(build("qwen3_5", tmp_path / "m", layers=8, vision=False, change=change), recipe())
+    assert [p.where for p in problems] == ["config.json"]
+    assert problems[0].what.startswith(what)
+
+
 def test_a_matrix_of_the_wrong_rank_is_refused(tmp_path: Path) -> None:
     at = "model.language_model.layers"
 
@@ -730,3 +756,12 @@ def test_headers_alone_are_enough(checkpoints: Checkpoints) -> None:
     moved: dict[str, TensorHeader] = {n: replace(t, shard="elsewhere.safetensors") for n, t in opened.tensors.items()}
     plan = make_plan(replace(opened, path=Path("nowhere"), tensors=moved), load_recipe("qwen-hybrid-w4a16"))
     assert plan.totals["tensors"] == len(moved)
+
+
+@pytest.mark.parametrize("model", ["hybrid-5m", "hybrid-32m"])
+def test_trained_models_plan_with_every_recipe(model: str, shared: Path) -> None:
+    checkpoint = Checkpoint.open(shared / "models" / model)
+    for name in recipe_names():
+        plan = make_plan(checkpoint, load_recipe(name))
+        assert plan.totals["draft_head_tensors"] == 15
+        assert plan.totals["output_bytes"] < plan.totals["source_bytes"]
