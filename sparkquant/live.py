@@ -56,7 +56,7 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
     overlay: dict[str, Tensor] = {}
     with ShardReader(checkpoint) as reader, torch.no_grad():
         for name, header in checkpoint.tensors.items():
-            key, live = _live_view(name, state, layout)
+            key, live = live_view(name, state, layout)
             if key is None or live is None:
                 continue
             used.add(key)
@@ -80,7 +80,7 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
     return overlay
 
 
-def _live_view(name: str, state: Mapping[str, Tensor], layout: Layout) -> tuple[str | None, Tensor | None]:
+def live_view(name: str, state: Mapping[str, Tensor], layout: Layout) -> tuple[str | None, Tensor | None]:
     """The live tensor behind a checkpoint name: itself, a renamed one, or a slice of stacked experts."""
     spellings = [name, *(re.sub(pattern, to, name) for pattern, to in layout.live_names)]
     for spelling in spellings:
