@@ -210,7 +210,6 @@ PLANS = [
     for name in recipe_names()
     for model_type in ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
     for tied in (False, True)
-    if not (tied and "lm_head" in load_recipe(name).schemes)
 ]
 
 
@@ -432,16 +431,21 @@ def test_a_group_size_that_does_not_divide_k_names_every_tensor(tmp_path: Path) 
     assert make_plan(Checkpoint.open(folder), fits).totals["modules"]["w4a16 g32"] == 4
 
 
-def test_a_tied_head_cannot_have_a_scheme(tmp_path: Path, checkpoints: Checkpoints) -> None:
+def test_a_stored_head_that_is_tied_cannot_have_a_scheme(tmp_path: Path) -> None:
     stored = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.update(tie_word_embeddings=True))
-    for folder in (stored, checkpoints("qwen3_5", tied=True), checkpoints("qwen3_next", tied=True)):
-        problems = refusals(folder, load_recipe("qwen-hybrid-nvfp4-fp8"))
-        assert [str(p) for p in problems] == [
-            "lm_head: is tied to the embedding and cannot have a scheme; write `lm_head: keep`"
-        ]
+    assert [str(problem) for problem in refusals(stored, load_recipe("qwen-hybrid-nvfp4-fp8"))] == [
+        "lm_head.weight: is tied to the embedding and cannot have a scheme; write `lm_head: keep`"
+    ]
     kept = make_plan(Checkpoint.open(stored), load_recipe("qwen-hybrid-w4a16"))
     assert any("ties lm_head to the embedding, yet an lm_head.weight is stored" in note for note in kept.notes)
-    assert kept.decisions["lm_head.weight"].because == "tied to the embedding"
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"])
+def test_a_scheme_for_a_tied_head_is_noted(model_type: str, checkpoints: Checkpoints) -> None:
+    plan = make_plan(Checkpoint.open(checkpoints(model_type, tied=True)), load_recipe("qwen-hybrid-nvfp4-fp8"))
+    assert "lm_head is tied to the embedding and stays as it is: its line of the recipe does nothing here" in plan.notes
+    assert not any("has no lm_head" in note for note in plan.notes)
+    assert plan.decisions.keys() & {"lm_head.weight"} == set()
 
 
 def _to_block_fp8(config: dict[str, Any], tensors: RawTensors) -> None:
@@ -675,7 +679,13 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         overrides=[{"layers": [8], "class": "mlp.down", "scheme": "fp8", "why": "there is no layer 8"}],
     )
     text = "\n".join(str(p) for p in refusals(folder, chosen, tp=[3]))
-    for part in ("is for qwen3_next", "float16", "layer 8 hits nothing", "lm_head: is tied", "tensor parallel 3"):
+    for part in (
+        "is for qwen3_next",
+        "float16",
+        "layer 8 hits nothing",
+        "lm_head.weight: is tied",
+        "tensor parallel 3",
+    ):
         assert part in text
 
 
