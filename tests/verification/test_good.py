@@ -21,7 +21,8 @@ from tests.verification.headers import write_result
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes").glob("qwen-hybrid-*.yaml"))
 FAMILIES: list[tuple[str, dict[str, Any]]] = [(model_type, {}) for model_type in CONFIGS]
-FAMILIES += [("qwen3_5_moe", {"fused_experts": False}), ("qwen3_5", {"mtp": False, "tied": True, "float32_state": True})]
+FAMILIES.append(("qwen3_5_moe", {"fused_experts": False}))
+FAMILIES.append(("qwen3_5", {"mtp": False, "tied": True, "float32_state": True}))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -9,6 +9,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.errors import CheckpointError, SparkquantError, UsageError
+from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.formats import UnsupportedFormat, stored_modules
 from sparkquant.verification.gate import verify
 from tests.verification.conftest import Draft, Good, findings
@@ -208,10 +209,8 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def survives(path: Path, **options: Any) -> None:
-    try:
+    with suppress(CheckpointError):
         verify(path, **options)
-    except SparkquantError as error:
-        assert error.exit_code in (3, 4)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +220,10 @@ def victim(good: Good, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "sparkquant/plan.json"])
+JSON_FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "sparkquant/plan.json"]
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
 @given(data=st.data())
 def test_any_value_in_any_json_file(name: str, data: st.DataObject, victim: Path) -> None:
     original = (victim / name).read_bytes()
@@ -265,7 +267,8 @@ def test_any_shape_of_the_same_bytes(data: st.DataObject, victim: Path) -> None:
     widths = {"U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8, "C64": 8}
 
     def change(header: dict[str, Any]) -> None:
-        for name in data.draw(st.lists(st.sampled_from(sorted(set(header) - {"__metadata__"})), min_size=1, max_size=6)):
+        names = st.sampled_from(sorted(set(header) - {"__metadata__"}))
+        for name in data.draw(st.lists(names, min_size=1, max_size=6)):
             entry = header[name]
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
             dtype = data.draw(st.sampled_from([d for d, width in widths.items() if size % width == 0]))

@@ -1,0 +1,71 @@
+"""Which kernel takes a layer: the tables, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkquant.engine.rules import atomic_add_applies, marlin_padding, route
+from sparkquant.schemes import Scheme, make_scheme
+
+W4 = make_scheme("w4a16")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "n", "k", "options", "kernel"),
+    [
+        (W4, 5120, 17408, {}, "Marlin"),
+        (W4, 5120, 17408, {"capability": "9.0"}, "Machete"),
+        (make_scheme("w4a16", group_size=32), 5120, 17408, {"capability": "9.0"}, "Marlin"),
+        (make_scheme("w4a16", group_size=32), 5120, 17408, {"capability": "9.0", "version": "0.33"}, "Humming"),
+        (make_scheme("w4a16", symmetric=False), 5120, 17408, {}, "Marlin"),
+        (make_scheme("w8a16"), 5120, 17408, {"capability": "8.6"}, "Marlin"),
+        (make_scheme("w8a16", group_size=-1), 5120, 17408, {"capability": "8.6"}, "AllSpark"),
+        (make_scheme("w8a16", group_size=-1), 5120, 17408, {"capability": "8.6", "version": "0.33"}, "Marlin"),
+        (make_scheme("nvfp4a16"), 5120, 17408, {}, "Marlin"),
+        (make_scheme("nvfp4a16"), 5120, 17408, {"capability": "9.0"}, "Marlin"),
+        (make_scheme("nvfp4a16"), 5120, 17408, {"capability": "9.0", "version": "0.33"}, "Humming"),
+        (make_scheme("nvfp4a16"), 5120, 17408, {"capability": "10.0", "version": "0.33"}, "FlashInferCuteDslW4A16"),
+        (make_scheme("nvfp4a16"), 5120, 24, {}, ""),
+        (make_scheme("fp8"), 5120, 17408, {}, "Cutlass"),
+        (make_scheme("fp8"), 5120, 17408, {"capability": "8.6"}, "Humming or Marlin"),
+        (make_scheme("fp8_block"), 5120, 17408, {}, "DeepGEMM or Cutlass"),
+        (make_scheme("fp8_block"), 5120, 17408, {"capability": "8.6"}, "Marlin"),
+        (W4, 5120, 17408, {"capability": "7.0"}, ""),
+        (W4, 0, 128, {}, ""),
+        (W4, 512, 192, {"k_full": 384}, ""),
+        (Scheme("w4a16", 4, 16, True, "pack-quantized"), 512, 256, {}, ""),
+        (Scheme("w8a16", 8, 128, False, "pack-quantized"), 512, 256, {}, ""),
+    ],
+)
+def test_routes(scheme: Scheme, n: int, k: int, options: dict[str, str], kernel: str) -> None:
+    taken = route(scheme, n, k, **options)  # type: ignore[arg-type]
+    assert taken.kernel == kernel
+    assert taken.reason
+
+
+def test_padding_takes_the_smaller_tile() -> None:
+    assert marlin_padding(64, 128, 128) is None
+    assert marlin_padding(128, 64, 64) is None
+    assert marlin_padding(96, 5120, 128) == (128, 5120)
+    assert marlin_padding(64, 64, 32) == (64, 128)
+    assert route(W4, 96, 5120).padded == (128, 5120)
+    assert "padded" in route(W4, 96, 5120).reason
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "options", "expected"),
+    [
+        (1024, 2048, {}, True),
+        (2048, 2048, {}, False),
+        (1024, 1920, {}, False),
+        (1024, 2048, {"capability": "8.6"}, False),
+        (1024, 2048, {"capability": "8.6", "bfloat16": False}, True),
+    ],
+)
+def test_atomic_add_is_a_narrow_switch(n: int, k: int, options: dict[str, str], expected: bool) -> None:
+    assert atomic_add_applies(n, k, **options) is expected  # type: ignore[arg-type]
+
+
+def test_a_capability_is_two_numbers() -> None:
+    with pytest.raises(ValueError, match=r"12\.1"):
+        route(W4, 128, 128, capability="sm_121")
