@@ -137,6 +137,8 @@ def _misfits(
     if type(declared) is int and found and (len(found) != declared or found[-1] != declared - 1):
         what = f"declares {declared} layers, yet tensors exist for layers {_ranges(found)}"
         yield Problem("config.json", what, "fetch the checkpoint again: a part of it is missing")
+    if layout.tied_head and recipe.schemes.get(LayerClass.LM_HEAD) is not None:
+        yield Problem("lm_head", "is tied to the embedding and cannot have a scheme", "write `lm_head: keep`")
     layers = {(p.layer_class, p.layer) for p in placements.values() if p.rule.linear}
     for override in recipe.overrides:
         for layer in override.layers:
@@ -177,13 +179,13 @@ def _choose(placement: Placement, recipe: Recipe) -> tuple[Scheme | None, str]:
 
 def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: Layout) -> Decision | Problem:
     scheme, because = _choose(placement, recipe)
+    if layout.tied_head and placement.layer_class is LayerClass.LM_HEAD:
+        scheme, because = None, "tied to the embedding"
     rule = placement.rule
     parts = rule.parts if scheme is not None else ()
     outputs: tuple[OutputTensor, ...] = (OutputTensor(header.name, header.dtype, header.shape),)
     experts = 1
     if scheme is not None:
-        if placement.layer_class is LayerClass.LM_HEAD and layout.tied_head:
-            return Problem(header.name, "is tied to the embedding and cannot have a scheme", "write `lm_head: keep`")
         if header.dtype not in ("BF16", "F32", "F16"):
             return Problem(header.name, f"has dtype {header.dtype}: only BF16 and F32 weights are quantized")
         shape, experts, fault = _module_shape(header, parts)
@@ -261,9 +263,6 @@ def _notes(
 ) -> Iterator[str]:
     present = {p.layer_class for p in placements.values()}
     absent = sorted(str(c) for c in (*recipe.schemes, *recipe.unprotect) if c not in present and c in layout.classes)
-    if layout.tied_head and recipe.schemes.get(LayerClass.LM_HEAD) is not None:
-        absent.remove(LayerClass.LM_HEAD)
-        yield "lm_head is tied to the embedding and stays as it is: its line of the recipe does nothing here"
     if absent:
         yield f"this checkpoint has no {', '.join(absent)}: those lines of the recipe do nothing here"
     foreign = sorted(str(c) for c in recipe.schemes if c not in layout.classes)
