@@ -104,7 +104,8 @@ def _from_ready_rows(
         made={"mix": "", "data": rows_digest(found), "template": "", "tokenizer": ""},
         counts={NAME: _account(account)},
         kinds=_kinds(rows, known=False),
-        checks=refused(list(token_checks(rows, checkpoint.text_config)), allow),
+        # Their maker chose their length, and the caller to cut them: nothing to refuse, but to be told.
+        checks=refused(list(token_checks(rows, checkpoint.text_config)), {*allow, "truncated"}),
     )
 
 

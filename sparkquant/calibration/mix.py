@@ -165,6 +165,10 @@ def _source_faults(name: str, fields: Mapping[str, Any], document: Document) -> 
         yield Problem(where, "neither user nor assistant holds {text}", "the text would be left out")
     filters = fields.get("filters")
     if isinstance(filters, Mapping):
+        if kind == "text":
+            for key in sorted({"tags", "without_tags", "languages", "thinking", "tools"}.intersection(filters)):
+                where = document.place((*at, "filters", key), key=True)
+                yield Problem(where, f"plain texts have no {key}", "remove the line")
         low, high = filters.get("min_tokens"), filters.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             where = document.place((*at, "filters", "min_tokens"), key=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,19 +58,17 @@ def find_files(mix: Mix, name: str, patterns: tuple[str, ...]) -> list[tuple[Pat
 def _matches(folder: Path, pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
     """Files of one pattern. A named file is taken as it is; what a folder or a glob brings must be visible."""
     where = Path(pattern).expanduser()
-    whole = where if where.is_absolute() else Path(glob.escape(str(folder))) / where
     # Path.glob walks hidden folders, whole virtual environments among them.
+    whole = where if where.is_absolute() else Path(glob.escape(str(folder))) / where
     entries = [Path(match) for match in glob.glob(str(whole), recursive=True)]  # noqa: PTH207
-    if len(entries) == 1 and not glob.has_magic(pattern.replace("[[]", "").replace("[*]", "").replace("[?]", "")):
-        if entries[0].is_file():
-            return entries
-        entries = [path for path in entries[0].rglob("*") if not suffixes or path.suffix in suffixes]
-    return [path for path in entries if path.is_file() and _visible(path, folder)]
-
-
-def _visible(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts[-1:]
-    return not any((part.startswith(".") and part != "..") or part in SKIPPED_FOLDERS for part in parts)
+    root = folder.joinpath(*itertools.takewhile(lambda part: not glob.has_magic(part), where.parts[:-1]))
+    if len(entries) == 1 and entries[0].is_dir():
+        root = entries[0]
+        entries = [path for path in root.rglob("*") if not suffixes or path.suffix in suffixes]
+        entries = [path for path in entries if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+    return [
+        path for path in entries if path.is_file() and not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+    ]
 
 
 def _place(path: Path, folder: Path) -> str:

@@ -31,10 +31,10 @@ def steps_of(messages: Sequence[Message]) -> tuple[list[Message], list[list[Mess
 
 
 def part_of(lead: Sequence[Message], steps: Sequence[Sequence[Message]], start: int, stop: int) -> list[Message]:
-    """The messages of steps `start` to `stop`. A part that begins with an answer repeats the question before it:
+    """The messages of steps `start` to `stop`. A part that begins without a question repeats the one before it:
     templates refuse a conversation without one, and the answer would be to nothing."""
     question: list[Message] = []
-    if steps[start][0]["role"] == "assistant":
+    if all(message["role"] != "user" for message in steps[start]):
         asked = [message for step in steps[:start] for message in step if message["role"] == "user"]
         question = asked[-1:]
     return [*lead, *question, *(message for step in steps[start:stop] for message in step)]
