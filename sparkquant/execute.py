@@ -19,7 +19,7 @@ from sparkquant.backends import Backend, Unit
 from sparkquant.backends.native import NativeBackend
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.decisions import Decision, Plan, source_bytes
-from sparkquant.errors import CheckFailed, CheckpointError, Problem
+from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
 from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
 from sparkquant.footprint import CHUNK_BYTES
 from sparkquant.hfconfig import result_config
@@ -75,6 +75,8 @@ def quantize(
     chosen = load_recipe(recipe)
     chosen = chosen if method is None else chosen.with_method(method)
     found = locate(model, source=source)
+    if found.checkpoint.path.resolve() in target.resolve().parents:
+        raise UsageError(f"{target} lies inside the source", hint="choose a folder beside it")
     plan = make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
     for note in plan.notes:
         listener(Said(note))
