@@ -15,9 +15,14 @@ from sparkquant.errors import RecipeError, UsageError
 
 FAULTY = 2
 
-recipes = typer.Typer(
-    cls=Verbs, name="recipes", help="Find, read, copy and check recipes.", no_args_is_help=True, rich_markup_mode=None
-)
+HELP = """Find, read, copy and check recipes.
+
+\b
+Examples:
+  sparkquant recipes ls
+  sparkquant recipes copy qwen-hybrid-w4a16 mine.yaml
+"""
+recipes = typer.Typer(cls=Verbs, name="recipes", help=HELP, no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A shipped recipe.", show_default=False)]
 
 

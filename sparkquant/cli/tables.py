@@ -117,7 +117,7 @@ def _facts(plan: Plan, written: Path | None) -> Iterator[tuple[str, str]]:
     yield "modules", ", ".join(f"{count:,} {label}" for label, count in totals["modules"].items())
     yield "draft head", _draft_head(totals["draft_head_tensors"])
     yield "files", "\n".join(_files(plan))
-    yield "memory", _fit(cost.working_bytes, available_memory(), "free now", "the program itself comes on top")
+    yield "memory", _fit(cost.working_bytes, available_memory(), "free now", "close other programs")
     free = shutil.disk_usage(Path.cwd()).free
     yield "disk", _fit(cost.disk_bytes, free, "free in this folder", "choose another disk for OUT")
     yield "decoding", _decoding(plan)
