@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
+from numba import extending
 from numba.core import caching
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -53,5 +54,22 @@ def jit(function: Function) -> Function:
     # Where no directory can be written numba raises: then each process compiles once.
     with contextlib.suppress(Exception):
         dispatcher._cache = _ForgivingCache(function)
-    compiled: Function = dispatcher
-    return compiled
+    return cast(Function, dispatcher)
+
+
+def by_width(narrow: Function, wide: Function) -> Function:
+    """A function of one scalar for use in kernels: `narrow` for uint16, `wide` for anything else.
+
+    The choice is made when the kernel is compiled: a test in the loop would keep it from vectorizing.
+    """
+
+    def call(value: Any) -> Any:
+        return narrow(value) if value.dtype.itemsize == 2 else wide(value)
+
+    @extending.overload(call)
+    def choose(value: Any) -> Any:
+        return narrow if value == numba.types.uint16 else wide
+
+    del choose
+    chosen: Any = call
+    return cast(Function, chosen)

@@ -18,13 +18,13 @@ from sparkquant.numerics.kernels_tile import (
     TINY,
     bfloat16_bits,
     fold,
-    from_bfloat16,
     largest,
     load_importance,
     load_tile,
     pack_nibbles,
     reciprocals,
     to_bfloat16,
+    to_float,
     widen,
 )
 
@@ -82,13 +82,17 @@ def e2m1_code(magnitude: Any) -> Any:
 @jit
 def nvfp4_minmax(x: Any, divisor: Any, scale: Any) -> None:
     """E4M3 block scales of largest magnitude / 6, times the global divisor."""
+    far = np.empty(scale.shape[1], np.float32)
     for r in range(x.shape[0]):
-        row = x[r]
+        groups = x[r].reshape(far.size, _E2M1_GROUP)
+        for i in range(far.size):
+            far[i] = largest(groups[i])
         out = scale[r]
-        for i in range(out.size):
-            far = largest(row[i * _E2M1_GROUP : (i + 1) * _E2M1_GROUP])
-            wanted = min(max(divisor * (far / _E2M1_MAX), _E4M3_NORMAL), _E4M3_MAX)
-            out[i] = e4m3_code(wanted) if far > _ZERO else _E4M3_EIGHTH
+        for i in range(far.size):
+            wanted = divisor * (far[i] / _E2M1_MAX)
+            wanted = wanted if wanted > _E4M3_NORMAL else _E4M3_NORMAL
+            code = e4m3_code(wanted if wanted < _E4M3_MAX else _E4M3_MAX)
+            out[i] = code if far[i] > _ZERO else _E4M3_EIGHTH
 
 
 @jit
@@ -188,7 +192,7 @@ def fp8_encode(x: Any, rows: int, columns: int, scale: Any, values: Any) -> None
     for r in range(x.shape[0]):
         widen(x[r], buffer)
         for b in range(scale.shape[1]):
-            divisor = from_bfloat16(scale[r // rows, b])
+            divisor = to_float(scale[r // rows, b])
             part = buffer[b * columns : (b + 1) * columns]
             out = values[r][b * columns : (b + 1) * columns]
             for k in range(part.size):
@@ -236,7 +240,7 @@ def fp8_search(x: Any, importance: Any, rows: int, columns: int, limit: Any, fac
             block = np.empty(part.shape, np.float32)
             for r in range(part.shape[0]):
                 widen(part[r], block[r])
-            start = from_bfloat16(scale[a, b])
+            start = to_float(scale[a, b])
             best = start
             least = fp8_error(block, column_weights, best, sums)
             for factor in factors:

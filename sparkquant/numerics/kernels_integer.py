@@ -18,13 +18,13 @@ from sparkquant.numerics.kernels_tile import (
     TILE,
     bfloat16_bits,
     fold,
-    from_bfloat16,
     largest,
     load_importance,
     load_tile,
     pack_nibbles,
     reciprocals,
     to_bfloat16,
+    to_float,
     widen,
 )
 
@@ -82,7 +82,7 @@ def encode(x: Any, scale: Any, zeros: Any, floor: Any, packed: Any) -> None:
     for r in range(x.shape[0]):
         widen(x[r], buffer)
         for i in range(scale.shape[1]):
-            divisor = from_bfloat16(scale[r, i])
+            divisor = to_float(scale[r, i])
             zero = np.float32(zeros[r, i])
             values = buffer[i * size : (i + 1) * size]
             out = codes[i * size : (i + 1) * size]

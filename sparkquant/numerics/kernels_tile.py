@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkquant.numerics.jit import jit
+from sparkquant.numerics.jit import by_width, jit
 
 TILE = 64
 LANES = 16
@@ -25,10 +25,31 @@ _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 
 
-@jit
-def from_bfloat16(bits: Any) -> Any:
-    """bfloat16 bits (uint16) to float32."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+def _bfloat16_to_float(value: Any) -> Any:
+    return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+
+def _float_to_float(value: Any) -> Any:
+    return value
+
+
+def _bits_to_float(value: Any) -> Any:
+    return np.uint32(value).view(np.float32)
+
+
+def _bfloat16_magnitude(value: Any) -> Any:
+    return np.uint16(value & np.uint16(0x7FFF))
+
+
+def _float_magnitude(value: Any) -> Any:
+    return np.uint32(np.float32(value).view(np.uint32) & np.uint32(0x7FFFFFFF))
+
+
+# An element of `x` (bfloat16 as uint16, or float32) to float32; its magnitude as integer bits; and
+# those bits (uint16 or uint32) to float32.
+to_float = by_width(_bfloat16_to_float, _float_to_float)
+magnitude_bits = by_width(_bfloat16_magnitude, _float_magnitude)
+magnitude_float = by_width(_bfloat16_to_float, _bits_to_float)
 
 
 @jit
@@ -48,29 +69,19 @@ def bfloat16_bits(value: Any) -> Any:
 
 @jit
 def widen(row: Any, out: Any) -> None:
-    """Copy a row to float32; a 16-bit row is bfloat16 bits."""
-    if row.itemsize == 2:
-        for k in range(row.size):
-            out[k] = from_bfloat16(row[k])
-    else:
-        for k in range(row.size):
-            out[k] = row[k]
+    """Copy a row to float32."""
+    for k in range(row.size):
+        out[k] = to_float(row[k])
 
 
 @jit
 def largest(row: Any) -> Any:
     """The largest magnitude of a finite row, as float32. Integer maxima vectorize."""
-    if row.itemsize == 2:
-        narrow = np.uint16(0)
-        for k in range(row.size):
-            bits = np.uint16(np.uint16(row[k]) & np.uint16(0x7FFF))
-            narrow = bits if bits > narrow else narrow
-        return from_bfloat16(narrow)
-    wide = np.uint32(0)
+    most = magnitude_bits(row[0])
     for k in range(row.size):
-        bits32 = np.uint32(np.float32(row[k]).view(np.uint32) & np.uint32(0x7FFFFFFF))
-        wide = bits32 if bits32 > wide else wide
-    return np.uint32(wide).view(np.float32)
+        bits = magnitude_bits(row[k])
+        most = bits if bits > most else most
+    return magnitude_float(most)
 
 
 @jit
@@ -86,14 +97,10 @@ def load_tile(groups: Any, start: int, tile: Any) -> None:
         for first in range(0, whole, LANES):
             part = row[first : first + LANES]
             out = tile[first : first + LANES]
-            if part.itemsize == 2:
-                for j in range(LANES):
-                    out[j, lane] = from_bfloat16(part[j])
-            else:
-                for j in range(LANES):
-                    out[j, lane] = part[j]
+            for j in range(LANES):
+                out[j, lane] = to_float(part[j])
         for j in range(whole, size):
-            tile[j, lane] = from_bfloat16(row[j]) if row.itemsize == 2 else np.float32(row[j])
+            tile[j, lane] = to_float(row[j])
 
 
 @jit

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 _WORD_BITS = 32
-_CONTIGUOUS = torch.contiguous_format
 
 
 def packed_columns(columns: int, bits: int) -> int:
@@ -35,7 +34,7 @@ def pack_int32(codes: Tensor, bits: int) -> Tensor:
     unsigned = torch.nn.functional.pad(unsigned, (0, words * per_word - columns))
     if bits == 4:
         unsigned = pack_nibbles(unsigned)
-    return _dense(unsigned).view(torch.int32)
+    return _view_as(unsigned, torch.int32, words)
 
 
 def unpack_int32(packed: Tensor, bits: int, columns: int) -> Tensor:
@@ -51,7 +50,7 @@ def unpack_int32(packed: Tensor, bits: int, columns: int) -> Tensor:
             f"{columns} codes of {bits} bits take {packed_columns(columns, bits)} words, "
             f"the packed tensor has {packed.shape[-1]}"
         )
-    unsigned = _dense(packed).view(torch.uint8)
+    unsigned = _view_as(packed, torch.uint8, 4 * packed.shape[-1])
     if bits == 4:
         unsigned = unpack_nibbles(unsigned)
     return (unsigned[..., :columns] - (8 if bits == 4 else 128)).view(torch.int8)
@@ -59,12 +58,12 @@ def unpack_int32(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 def pack_zero_points(zero_points: Tensor, bits: int) -> Tensor:
     """Pack along the output rows: int8 [..., N, G] -> int32 [..., ceil(N*bits/32), G]."""
-    return _dense(pack_int32(zero_points.transpose(-1, -2), bits).transpose(-1, -2))
+    return _transposed(pack_int32(_transposed(zero_points), bits))
 
 
 def unpack_zero_points(packed: Tensor, bits: int, rows: int) -> Tensor:
     """Inverse of `pack_zero_points`: int32 [..., W, G] -> int8 [..., rows, G]."""
-    return _dense(unpack_int32(packed.transpose(-1, -2), bits, rows).transpose(-1, -2))
+    return _transposed(unpack_int32(_transposed(packed), bits, rows))
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -83,9 +82,15 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    """A contiguous tensor whose last stride is 1 even where that dimension has one element."""
-    return tensor if tensor.stride(-1) == 1 and tensor.is_contiguous() else tensor.clone(memory_format=_CONTIGUOUS)
+def _view_as(tensor: Tensor, dtype: torch.dtype, columns: int) -> Tensor:
+    """Reinterpret the bytes. Through one dimension: a dimension of size 1 may have any stride."""
+    return tensor.contiguous().view(-1).view(dtype).view(*tensor.shape[:-1], columns)
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """Swap the last two dimensions, with the strides of a fresh tensor."""
+    swapped = tensor.transpose(-1, -2)
+    return swapped.contiguous().view(-1).view(swapped.shape)
 
 
 def _check_bits(bits: int) -> None:
