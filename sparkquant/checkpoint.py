@@ -27,6 +27,8 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 200_000_000
 """config.json and the index of any real checkpoint are far below this."""
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -68,7 +70,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes is no plausible JSON file", hint=hint)
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys)
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text, object_pairs_hook=_unique_keys)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written again
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}", hint="is this a checkpoint folder?") from None
     except json.JSONDecodeError as error:

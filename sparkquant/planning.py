@@ -8,6 +8,7 @@ The digest of a plan is the identity of the job: resuming and evidence refer to 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,7 @@ def make_plan(
         else:
             decisions[name] = decision
     problems += _mixed_groups(decisions.values())
+    problems += _incomplete_groups(placements.values())
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
     if problems:
         raise PlanError(
@@ -244,6 +246,22 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
             )
 
 
+def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
+    """A fused module that lacks a part which its siblings in other layers have: the engine would load garbage for it."""
+    kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for placement in placements:
+        if placement.rule.linear and placement.layer is not None:
+            kind = re.sub(r"\d+", "N", placement.group)
+            parent = placement.group.rpartition(".")[0]
+            kinds[kind][placement.group].add(placement.module.removeprefix(parent))
+    for groups in kinds.values():
+        whole = set().union(*groups.values())
+        for group, members in groups.items():
+            lost = [f"{group.rpartition('.')[0]}{part}" for part in sorted(whole - members)]
+            if lost:
+                yield Problem(group, f"lacks {', '.join(lost)}", "fetch the checkpoint again: a part of it is missing")
+
+
 def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:
     for d in decisions:
         if d.scheme is None:
@@ -265,9 +283,6 @@ def _notes(
     absent = sorted(str(c) for c in (*recipe.schemes, *recipe.unprotect) if c not in present and c in layout.classes)
     if absent:
         yield f"this checkpoint has no {', '.join(absent)}: those lines of the recipe do nothing here"
-    foreign = sorted(str(c) for c in recipe.schemes if c not in layout.classes)
-    if foreign:
-        yield f"{layout.family} has no {', '.join(foreign)}: those lines are for other families of the recipe"
     if layout.mtp.declared and LayerClass.MTP not in present:
         yield (
             f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no mtp.* tensor:"

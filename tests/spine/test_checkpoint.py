@@ -286,7 +286,7 @@ def test_a_sound_folder_opens_sorted_and_consistent(folder: Path) -> None:
     "target",
     [
         "../model.safetensors", "/etc/passwd", "sub/model.safetensors", "model.bin", "model.safetensors/", "..", "", 5,
-        None, ["x"], "a\0.safetensors", "\ud800.safetensors", "a\nb.safetensors",
+        None, ["x"], "a\0.safetensors", "a\nb.safetensors",
     ],
 )  # fmt: skip
 def test_a_weight_map_may_not_leave_the_folder(folder: Path, target: Any) -> None:
@@ -294,6 +294,13 @@ def test_a_weight_map_may_not_leave_the_folder(folder: Path, target: Any) -> Non
     text = _open_fails(folder)
     assert "leaves the folder" in text
     assert "'lm_head.weight': the index points to" in text
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_half_a_character_is_refused(folder: Path, name: str) -> None:
+    path = folder / name
+    path.write_text(path.read_text().replace("{", '{"note": "\\ud800", ', 1))
+    assert "surrogates not allowed" in _open_fails(folder)
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:

@@ -210,6 +210,7 @@ PLANS = [
     for name in recipe_names()
     for model_type in ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
     for tied in (False, True)
+    if not (tied and LayerClass.LM_HEAD in load_recipe(name).schemes)
 ]
 
 
@@ -431,21 +432,41 @@ def test_a_group_size_that_does_not_divide_k_names_every_tensor(tmp_path: Path) 
     assert make_plan(Checkpoint.open(folder), fits).totals["modules"]["w4a16 g32"] == 4
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"])
+def test_a_tied_head_cannot_have_a_scheme(model_type: str, checkpoints: Checkpoints) -> None:
+    folder = checkpoints(model_type, tied=True)
+    assert [str(problem) for problem in refusals(folder, load_recipe("qwen-hybrid-nvfp4-fp8"))] == [
+        "lm_head: is tied to the embedding and cannot have a scheme; write `lm_head: keep`"
+    ]
+    assert "lm_head.weight" not in make_plan(Checkpoint.open(folder), load_recipe("qwen-hybrid-w4a16")).decisions
+
+
 def test_a_stored_head_that_is_tied_cannot_have_a_scheme(tmp_path: Path) -> None:
     stored = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.update(tie_word_embeddings=True))
-    assert [str(problem) for problem in refusals(stored, load_recipe("qwen-hybrid-nvfp4-fp8"))] == [
-        "lm_head.weight: is tied to the embedding and cannot have a scheme; write `lm_head: keep`"
-    ]
+    assert [problem.where for problem in refusals(stored, load_recipe("qwen-hybrid-nvfp4-fp8"))] == ["lm_head"]
     kept = make_plan(Checkpoint.open(stored), load_recipe("qwen-hybrid-w4a16"))
     assert any("ties lm_head to the embedding, yet an lm_head.weight is stored" in note for note in kept.notes)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"])
-def test_a_scheme_for_a_tied_head_is_noted(model_type: str, checkpoints: Checkpoints) -> None:
-    plan = make_plan(Checkpoint.open(checkpoints(model_type, tied=True)), load_recipe("qwen-hybrid-nvfp4-fp8"))
-    assert "lm_head is tied to the embedding and stays as it is: its line of the recipe does nothing here" in plan.notes
-    assert not any("has no lm_head" in note for note in plan.notes)
-    assert plan.decisions.keys() & {"lm_head.weight"} == set()
+@pytest.mark.parametrize(
+    ("model_type", "lost"),
+    [
+        ("qwen3_5", "linear_attn.in_proj_z.weight"),
+        ("qwen3_5", "self_attn.v_proj.weight"),
+        ("qwen3_5", "mlp.up_proj.weight"),
+        ("qwen3_next", "mlp.experts.1.gate_proj.weight"),
+    ],
+)
+def test_a_fused_module_that_lacks_a_part_is_refused(model_type: str, lost: str, tmp_path: Path) -> None:
+    def lose(config: dict[str, Any], tensors: RawTensors) -> None:
+        candidates = [name for name in tensors if name.endswith(lost) and not name.startswith("mtp.")]
+        gone.append(candidates[0])
+        del tensors[candidates[0]]
+
+    gone: list[str] = []
+    folder = build(model_type, tmp_path / "m", layers=8, change=lose)
+    problems = refusals(folder, load_recipe("qwen-hybrid-w4a16"))
+    assert [problem.what for problem in problems] == [f"lacks {gone[0].removesuffix('.weight')}"]
 
 
 def _to_block_fp8(config: dict[str, Any], tensors: RawTensors) -> None:
@@ -683,7 +704,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "is for qwen3_next",
         "float16",
         "layer 8 hits nothing",
-        "lm_head.weight: is tied",
+        "lm_head: is tied",
         "tensor parallel 3",
     ):
         assert part in text
@@ -694,10 +715,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 
 def test_notes_say_what_a_recipe_does_not_reach(checkpoints: Checkpoints) -> None:
     plan = make_plan(Checkpoint.open(checkpoints("qwen3_5")), load_recipe("qwen-hybrid-w4a16"))
-    assert plan.notes == (
-        "qwen3_5 has no experts.down, experts.gate_up, shared_expert.down, shared_expert.gate_up:"
-        " those lines are for other families of the recipe",
-    )
+    assert plan.notes == ()  # lines for the other families of the recipe are no news
     sparse = make_plan(Checkpoint.open(checkpoints("qwen3_next")), load_recipe("qwen-hybrid-nvfp4-fp8"))
     assert "this checkpoint has no mlp.down, mlp.gate_up: those lines of the recipe do nothing here" in sparse.notes
 

@@ -1,0 +1,1 @@
+"""Measurements against peers, made in one run on one machine. Never part of the tests."""
