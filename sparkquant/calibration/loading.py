@@ -45,7 +45,8 @@ def load_calibration(
 
     `rows`, `tokens` (per row) and `seed` replace those of the mix. Raises CalibrationError when the data cannot serve:
     too few tokens for the model, no reasoning for a thinking model, too many rows cut, a source that gives nothing.
-    `allow` overrules by name ("few-tokens", "no-thinking", "truncated", "empty-source").
+    `allow` overrules by name ("few-tokens", "no-thinking", "truncated", "empty-source"); "null-content" in it renders
+    null as an empty text for templates that cannot take it, instead of dropping those rows.
     """
     calibration, _ = make_calibration(spec, opened(checkpoint), wish_of(rows, tokens, seed), allow)
     raise_refusals(calibration.name, calibration.checks, calibration.problems)
@@ -115,7 +116,8 @@ def _from_mix(
     template = ChatTemplate.open(checkpoint.path)
     tokens, seed = wish.tokens or mix.tokens, mix.seed if wish.seed is None else wish.seed
     wanted = wish.rows or mix.rows
-    selection = select(mix, RowMaker(template, tokens), rows=wanted, seed=seed)
+    maker = RowMaker(template, tokens, empty_null="null-content" in allow)
+    selection = select(mix, maker, rows=wanted, seed=seed)
     rows = [row for _, row in selection.rows]
     _demand_vocabulary(rows, checkpoint)
     checks = [

@@ -4,7 +4,9 @@ calibrate for work that the model never does, and nobody would notice."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sparkquant.calibration.conversation import Conversation, Message, Reason, Unusable
@@ -14,10 +16,12 @@ PROBE = "nonceword"
 
 
 class LossFinder:
-    """Compares what went into a template with what came out."""
+    """Compares what went into a template with what came out. With `empty_null`, content that is null and that the
+    template cannot take is rendered as an empty text, which is what most servers make of it."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, *, empty_null: bool = False) -> None:
         self._template = template
+        self._empty_null = empty_null
         self._reasoning: bool | None = None
 
     def render(self, conversation: Conversation, messages: Sequence[Message]) -> str:
@@ -41,6 +45,8 @@ class LossFinder:
         if all(message.get("content") is not None for message in messages):
             return rendered(messages)
         emptied = rendered([{**m, "content": "" if m.get("content") is None else m["content"]} for m in messages])
+        if self._empty_null:
+            return emptied
         try:
             text = rendered(messages)
         except Unusable as fault:
@@ -93,12 +99,22 @@ def shows_reasoning(messages: Sequence[Message], text: str) -> bool:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Whether the text has it, outer white space aside: as it is, or escaped as JSON or as Python writes it."""
+    """Whether the text has it: as it is, or escaped as JSON, as Python or by the template's own rules."""
     wanted = wanted.strip()
     if not wanted or wanted in text:
         return True
-    escaped = (json.dumps(wanted, ensure_ascii=False)[1:-1], json.dumps(wanted)[1:-1], repr(wanted)[1:-1])
-    return any(form in text for form in escaped)
+    loose = _loose_text(text)
+    return _loose(wanted) in loose or _loose(json.dumps(wanted)) in loose
+
+
+def _loose(text: str) -> str:
+    """Without white space, quotes and backslashes, which every way of escaping treats differently."""
+    return re.sub(r"""\\[nrt]|[\\\s"']""", "", text)
+
+
+@lru_cache(maxsize=1)
+def _loose_text(text: str) -> str:
+    return _loose(text)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -30,10 +30,10 @@ class Row:
 class RowMaker:
     """Rows of at most `tokens` ids. Everything raises Unusable when an item cannot be rendered whole."""
 
-    def __init__(self, template: ChatTemplate, tokens: int) -> None:
+    def __init__(self, template: ChatTemplate, tokens: int, *, empty_null: bool = False) -> None:
         self._template = template
         self._tokens = tokens
-        self._losses = LossFinder(template)
+        self._losses = LossFinder(template, empty_null=empty_null)
 
     def whole(self, item: Item) -> Row:
         """The item in one row of any length."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from sparkquant.calibration.conversation import Reason
 from sparkquant.calibration.mix import Mix
 from sparkquant.calibration.rows import Row
 from sparkquant.calibration.selection import Selection
@@ -15,6 +16,9 @@ from sparkquant.report import Check, Status
 ALLOWED = ("few-tokens", "no-thinking", "truncated", "empty-source")
 """Refusals that a caller may overrule."""
 
+NULL_CONTENT = "null-content"
+"""What a caller may allow besides: rendering `content: null` as an empty text."""
+
 MAX_TRUNCATED = 0.2
 MAX_ALIKE = 0.5
 ALIKE_TOKENS = 64
@@ -23,11 +27,11 @@ MAX_DRIFT = 0.25
 
 def demand_known(allow: Collection[str]) -> None:
     """CalibrationError when a name in `allow` is none of the refusals: a misspelled one would allow nothing."""
-    unknown = [allow] if isinstance(allow, str) else sorted(set(allow) - set(ALLOWED))
+    unknown = [allow] if isinstance(allow, str) else sorted(set(allow) - {*ALLOWED, NULL_CONTENT})
     if unknown:
         raise CalibrationError(
             f"nothing to allow is called {', '.join(map(repr, unknown))}",
-            hint=f"known: {', '.join(ALLOWED)}",
+            hint=f"known: {', '.join((*ALLOWED, NULL_CONTENT))}",
         )
 
 
@@ -82,6 +86,7 @@ def tokens_needed(config: Mapping[str, Any]) -> int:
 
 def selection_checks(mix: Mix, selection: Selection, *, wanted: int, thinking_model: bool) -> Iterator[Check]:
     """What only the making of the rows can tell."""
+    yield from _dropped_checks(selection)
     rows = [row for _, row in selection.rows]
     if not rows:
         return
@@ -103,9 +108,17 @@ def selection_checks(mix: Mix, selection: Selection, *, wanted: int, thinking_mo
             yield Check(
                 "calibration.dominant", Status.WARN, message, measured=round(given, 4), expected=round(declared, 4)
             )
+
+
+def _dropped_checks(selection: Selection) -> Iterator[Check]:
     dropped = sum(sum(count.dropped.values()) for count in selection.counts.values())
     if dropped:
         yield Check("calibration.dropped", Status.WARN, f"{dropped} items serve no row", measured=dropped)
+    null = sum(count.dropped[Reason.NULL_CONTENT] for count in selection.counts.values())
+    if null:
+        message = f"{null} items dropped because the template cannot take `content: null`"
+        message += f"; most servers send an empty text instead: allow {NULL_CONTENT!r} does so here"
+        yield Check("calibration.null-content", Status.WARN, message, measured=null)
 
 
 def _declared(mix: Mix, name: str) -> float:

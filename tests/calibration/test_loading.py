@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,17 @@ def test_no_row_at_all_cannot_be_allowed(tmp_path: Path, model: Path) -> None:
     with pytest.raises(CalibrationError, match="no row is left") as caught:
         load(tmp_path / "a.jsonl", model)
     assert any("invalid-json" in str(problem) for problem in caught.value.problems)
+
+
+def test_null_content_may_be_rendered_as_servers_do(tmp_path: Path, with_template: Callable[[str], Path]) -> None:
+    text = "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content + '' }}"
+    text += "{{ m.reasoning_content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}<|im_end|>\n{% endfor %}"
+    folder, path = with_template(text), write_jsonl(tmp_path / "a.jsonl", [agent(n) for n in range(5)])
+    refused = check_calibration(path, folder)
+    assert refused.calibration.dropped == {"template-cannot-take-null-content": 5}
+    assert not refused.calibration.rows
+    assert "null-content" in failing(refused.calibration)
+    assert len(load(path, folder, allow=[*ALL, "null-content"]).rows) == 5
 
 
 def test_misspelled_permissions_and_odd_numbers_are_refused(logs: Path, model: Path) -> None:

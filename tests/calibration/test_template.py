@@ -80,7 +80,12 @@ def test_a_template_that_prints_only_the_names_of_called_tools(with_template: Wi
     assert refused(with_template(text), agent(1)) is Reason.TOOL_CALL_LOST
 
 
-@pytest.mark.parametrize("arguments", ["tojson", "string", "tojson(ensure_ascii=True)"])
+OWN_QUOTES = """replace("'", "\\\\'") | replace("\\n", "\\\\n")"""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["tojson", "string", "tojson(ensure_ascii=True)", f"items | map('last') | join | {OWN_QUOTES}"]
+)
 def test_arguments_are_found_in_any_spelling(with_template: WithTemplate, arguments: str) -> None:
     calls = (
         "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | "
