@@ -138,8 +138,17 @@ _RUN = (
 )
 
 
-def test_processes_threads_and_engines_agree_to_the_byte(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    source = checkpoints("qwen3_5_moe", layers=1, experts=2, vision=False)
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("qwen3_5_text", {"layers": 1, "mtp": False}),
+        pytest.param("qwen3_5_moe", {"layers": 4, "experts": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_threads_and_engines_agree_to_the_byte(
+    model_type: str, options: dict[str, int], checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    source = checkpoints(model_type, **options)
     recipes = ["qwen-hybrid-w4a16-fp8", "qwen-hybrid-nvfp4-fp8", "qwen-hybrid-fp8"]
     runs = {
         "one": ("1", {"PYTHONHASHSEED": "1"}),

@@ -1,0 +1,49 @@
+"""Peak memory: the imports, three times the largest fusion group, and a constant; never the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparkquant
+from tests.checkpoints import RawTensors, build
+from tests.execution.runs import in_a_child
+
+HIDDEN, INNER, LAYERS = 1024, 16384, 6
+MIB = 2**20
+
+_PEAK = (
+    "import resource, sys, sparkquant\n"
+    "quantize = sparkquant.quantize\n"
+    "if len(sys.argv) > 1:\n    quantize(*sys.argv[1:])\n"
+    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+)
+
+
+def _wide_mlp(config: dict[str, Any], tensors: RawTensors) -> None:
+    config["intermediate_size"] = INNER
+    values = np.random.default_rng(0).standard_normal(INNER * HIDDEN, dtype=np.float32) / 32
+    raw = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    for name in [name for name in tensors if name.startswith("model.layers.") and ".mlp." in name]:
+        shape = (HIDDEN, INNER) if "down_proj" in name else (INNER, HIDDEN)
+        tensors[name] = ("BF16", shape, raw)
+
+
+def _peak(*arguments: object) -> int:
+    return int(in_a_child(_PEAK, *arguments).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["qwen-hybrid-w4a16", "qwen-hybrid-nvfp4-fp8", "qwen-hybrid-fp8"])
+def test_peak_memory_is_that_of_the_largest_group(recipe: str, tmp_path: Path) -> None:
+    source = build("qwen3_5_text", tmp_path / "in", layers=LAYERS, hidden=HIDDEN, change=_wide_mlp)
+    size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert size > 600 * 10**6
+    group = 2 * INNER * HIDDEN * 2
+    plan = sparkquant.plan(source, recipe)
+    assert plan.footprint.working_bytes == 3 * group + 256 * MIB
+    peak = _peak(source, recipe, tmp_path / "out") - _peak()
+    assert peak <= plan.footprint.working_bytes, f"{peak / MIB:.0f} MiB"
