@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
@@ -35,22 +39,48 @@ class Verbs(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot show is no reason to die
-        try:
-            value = super().invoke(ctx)
-            sys.stdout.flush()
-            return value
-        except SparkquantError as error:
-            if error.exit_code == 1:
-                raise
-            _complain(str(error))
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            resumable = ctx.invoked_subcommand == "quantize"
-            _complain("interrupted" + ("\nhint: the same command goes on where it stopped" if resumable else ""))
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            _silence(sys.stdout)
-            raise typer.Exit(BROKEN_PIPE) from None
+        with _interrupts() as interrupts:
+            try:
+                value = super().invoke(ctx)
+                sys.stdout.flush()
+                return value
+            except SparkquantError as error:
+                if error.exit_code == 1:
+                    raise
+                _complain(str(error))
+                raise typer.Exit(error.exit_code) from None
+            except BrokenPipeError:
+                _silence(sys.stdout)
+                raise typer.Exit(BROKEN_PIPE) from None
+            except (KeyboardInterrupt, Exception) as error:
+                if isinstance(error, typer.Exit) or not (interrupts or isinstance(error, KeyboardInterrupt)):
+                    raise
+                resumable = ctx.invoked_subcommand == "quantize"
+                _complain("interrupted" + ("\nhint: the same command goes on where it stopped" if resumable else ""))
+                raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C as usual, and a list that tells whether it came.
+
+    A library that is interrupted half-way through its import may turn the interrupt into any other exception.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield came  # an outer verb listens already, or the shell told this process to ignore Ctrl-C
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _complain(text: str) -> None:

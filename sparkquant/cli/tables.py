@@ -147,9 +147,10 @@ def _decoding(plan: Plan) -> str:
     read = f"{size(cost.decode_bytes)} of weights read per token"
     if cost.decode_ceiling_tps is None:
         return f"{read}; no bandwidth is known for capability {capability}, so no ceiling"
+    ceiling = f"{cost.decode_ceiling_tps:,.{1 if cost.decode_ceiling_tps < 100 else 0}f}"
     return (
         f"{read}; at {cost.bandwidth_gbps:g} GB/s ({CHIPS.get(capability, capability)}) at most"
-        f" {cost.decode_ceiling_tps:,} tokens/s: arithmetic, not a measurement; KV cache and speculation not counted"
+        f" {ceiling} tokens/s: arithmetic, not a measurement; KV cache and speculation not counted"
     )
 
 

@@ -27,9 +27,9 @@ def invoke(*arguments: object) -> Any:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process: this checkout importable, no colour settings, no hub."""
+    """The environment of a process: this checkout importable, no colours, no hub, one thread for tiny models."""
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return {**kept, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(extra or {})}
+    return {**kept, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
 def command(*arguments: object, flags: tuple[str, ...] = ()) -> list[str]:

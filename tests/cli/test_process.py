@@ -15,22 +15,19 @@ import pytest
 from tests.cli.running import CALL, DEMO, command, environment, invoke, spawn
 
 
-def cost(arguments: list[str]) -> tuple[float, float, int, int]:
-    """Wall seconds, processor seconds, peak memory in bytes and exit code of one process."""
-    began = time.perf_counter()
+def cost(arguments: list[str]) -> tuple[float, int, int]:
+    """Processor seconds, peak memory in bytes and exit code of one process."""
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment()) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    wall = time.perf_counter() - began
-    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, process.returncode
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, process.returncode
 
 
 def test_plan_of_a_27b_is_cold_in_half_a_second(big: Path) -> None:
     runs = [cost(command("plan", big)) for _ in range(5)]
-    assert all(run[3] == 0 for run in runs)
-    assert min(run[1] for run in runs) < 0.5, "processor seconds"
-    assert min(run[0] for run in runs) < 1.0, "wall seconds, on a machine that may be busy"
-    assert max(run[2] for run in runs) < 150_000_000, "peak memory"
+    assert all(run[2] == 0 for run in runs)
+    assert min(run[0] for run in runs) < 0.5, "processor seconds: wall time would measure the neighbours"
+    assert max(run[1] for run in runs) < 150_000_000, "peak memory"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,31 @@ def test_a_bug_is_exit_1_with_a_traceback() -> None:
     assert result.stdout == ""
 
 
+def test_an_interrupt_that_a_library_turns_into_another_error_is_still_one() -> None:
+    script = f"""
+import os, signal, time
+import sparkquant.planning
+def swallow(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        raise RecursionError("half-imported") from None
+sparkquant.planning.plan = swallow
+{CALL}"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, "plan", str(DEMO)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "error: interrupted\n")
+
+
 def interrupted(out: Path) -> subprocess.CompletedProcess[str]:
     """`quantize` into many small shards, stopped by Ctrl-C after the third."""
-    arguments = command("quantize", DEMO, "-o", out, "--max-shard-size", "50KB")
+    arguments = command("quantize", DEMO, "-o", out, "--max-shard-size", "100KB")
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     with process:
         partial = out.with_name(f"{out.name}.partial")
@@ -111,21 +130,14 @@ def test_interrupt_is_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert "interrupted\nhint: the same command goes on where it stopped" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert not out.exists()
+    other = invoke("quantize", DEMO, "-o", out, "-r", "qwen-hybrid-fp8")
+    assert (other.exit_code, other.stdout) == (2, "")
+    assert "--restart" in other.stderr
     again = subprocess.run(stopped.args, capture_output=True, text=True, env=environment(), check=False)
     assert again.returncode == 0, again.stderr
     assert "note: resuming: " in again.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert invoke("verify", out, "--source", DEMO).exit_code == 0
-
-
-def test_another_job_is_refused_until_restart(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert interrupted(out).returncode == 130
-    refused = invoke("quantize", DEMO, "-o", out)
-    assert refused.exit_code == 2
-    assert "--restart" in refused.stderr
-    assert refused.stdout == ""
-    assert invoke("quantize", DEMO, "-o", out, "--restart").exit_code == 0
 
 
 @pytest.mark.parametrize("arguments", [["plan", "BIG", "--json"], ["plan", "BIG"], ["recipes", "ls"], ["--help"]])
