@@ -194,7 +194,7 @@ def modules(checkpoint: Checkpoint) -> Mapping[str, StoredModule]:
 
     said = declaration(quantization_block(checkpoint.config))
     budget = Budget()
-    targets = Entries(Pattern(text, budget) for group in said.groups for text in group.targets)
+    targets = Entries((Pattern(text, budget) for group in said.groups for text in group.targets), budget)
     groups = [group for group in said.groups for _ in group.targets]
     by_class = targets.first("Linear", exact_only=True)  # every quantized module is a Linear
     found: dict[str, StoredModule] = {}

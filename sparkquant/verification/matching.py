@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from sparkquant.engine.patterns import Pattern
+from sparkquant.engine.patterns import Entries, Pattern
 from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, route
 from sparkquant.formats.stored import StoredScheme
 from sparkquant.report import Check
@@ -76,16 +76,18 @@ class _Rules:
         if classes and len({group.name for group in self.subject.target_groups}) > 1:
             what = f"{classes[0].text!r} beside other groups: versions resolve class names in different order"
             yield finding("rules.class_target", what, [pattern.text for pattern in classes])
-        dead = [p for p in targets if self._is_dead(p) and p.text not in glob_texts and not self._is_alias(p)]
-        ignore = [p for p in self.subject.ignore if self._is_dead(p) and p.text not in glob_texts]
+        dead = [p for p in self._dead(targets) if p.text not in glob_texts and not self._is_alias(p)]
+        ignore = [p for p in self._dead(self.subject.ignore) if p.text not in glob_texts]
         ignore = [pattern for pattern in ignore if not self._is_family_wide(pattern)]
         missed = [p for p in (*dead, *ignore) if self._misses(p)]
         if missed:
             what = f"{missed[0].text!r} matches nothing: matching starts at the name's beginning, so begin with `re:.*`"
             yield finding("rules.unanchored", what, [pattern.text for pattern in missed])
-        yield from self._dead(dead, ignore, missed)
+        yield from self._useless(dead, ignore, missed)
 
-    def _dead(self, dead: Sequence[Pattern], ignore: Sequence[Pattern], missed: Sequence[Pattern]) -> Iterator[Check]:
+    def _useless(
+        self, dead: Sequence[Pattern], ignore: Sequence[Pattern], missed: Sequence[Pattern]
+    ) -> Iterator[Check]:
         for id, patterns in (("rules.dead_target", dead), ("rules.dead_ignore", ignore)):
             texts = [pattern.text for pattern in patterns if pattern not in missed]
             if texts:
@@ -96,12 +98,10 @@ class _Rules:
             return False
         return any(pattern.text.lower() in kind.lower() for kind in self.kinds)
 
-    def _is_dead(self, pattern: Pattern) -> bool:
-        if pattern.fault or self._is_class(pattern):
-            return False
-        if not pattern.is_regex:
-            return pattern.text not in self.engine_names
-        return not any(pattern.matches(name) for name in self.engine_names)
+    def _dead(self, entries: Entries) -> list[Pattern]:
+        """Entries that match no name and no class."""
+        used = {index for name in self.engine_names for index in entries.every(name)}
+        return [p for i, p in enumerate(entries) if i not in used and not p.fault and not self._is_class(p)]
 
     def _is_alias(self, pattern: Pattern) -> bool:
         layout = self.subject.layout

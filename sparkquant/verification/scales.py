@@ -44,7 +44,8 @@ def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
         scheme = schemes.get(name)
         for suffix, header in module.tensors.items():
             if suffix in SCALES and header.dtype in READABLE:
-                _scale(payload, module, suffix, header, scheme, faults)
+                with np.errstate(all="ignore"):  # signalling NaNs are what is looked for
+                    _scale(payload, module, suffix, header, scheme, faults)
     if faults.nonfinite:
         yield finding("scales.finite", "scales are NaN or infinite", faults.nonfinite)
     if faults.zero:
@@ -78,7 +79,7 @@ def _scale(
             flushed += int(np.count_nonzero((size > 0) & (size < FLUSHED_BELOW)))
         else:
             denormal += int(np.count_nonzero((size > 0) & (size < TINY)))
-        if not values.all():
+        if np.count_nonzero(values) < values.size:
             zero += suffix in GLOBAL or _loses_weights(payload, module, scheme, values, first)
     for count, names in (
         (nonfinite, out.nonfinite), (zero, out.zero), (negative, out.negative), (denormal, out.denormal)

@@ -91,12 +91,12 @@ class Subject:
     def targets(self) -> Entries:
         """All targets in config order, as the engine compares them."""
         groups = self.declared.groups if self.declared else ()
-        return Entries(self.pattern(text) for group in groups for text in group.targets)
+        return Entries((self.pattern(text) for group in groups for text in group.targets), self._budget)
 
     @cached_property
     def ignore(self) -> Entries:
         """The ignore list as the engine compares it."""
-        return Entries(map(self.pattern, self.declared.ignore if self.declared else ()))
+        return Entries(map(self.pattern, self.declared.ignore if self.declared else ()), self._budget)
 
     @cached_property
     def schemes(self) -> dict[str, StoredScheme]:

@@ -26,7 +26,7 @@ PATTERNS = [
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", NAMES)
 def test_real_patterns_match_as_re_does(pattern: str, name: str) -> None:
-    assert compile_regex(pattern)(name) == (re.match(pattern, name) is not None)
+    assert compile_regex(pattern).matches(name) == (re.match(pattern, name) is not None)
 
 
 ATOMS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[ab]", "[^a]", "[0-9]"])
@@ -43,19 +43,19 @@ REGEXES = st.recursive(
 def test_any_pattern_matches_as_re_does(regex: str, end: str, names: list[str]) -> None:
     matcher = compile_regex(regex + end)
     for name in names:
-        assert matcher(name) == (re.match(regex + end, name) is not None)
+        assert matcher.matches(name) == (re.match(regex + end, name) is not None)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_text_is_a_pattern_or_an_error(pattern: str, name: str) -> None:
     with suppress(PatternError):
-        compile_regex(pattern)(name)
+        compile_regex(pattern).matches(name)
 
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "(a+)+$", "(.*.*.*.*.*.*)x", "a?" * 400 + "a" * 400 + "b"])
 def test_catastrophic_patterns_take_no_time(pattern: str) -> None:
     started = time.process_time()
-    assert not compile_regex(pattern)("a" * 2000 + "c")
+    assert not compile_regex(pattern).matches("a" * 2000 + "c")
     assert time.process_time() - started < 5
 
 
@@ -84,6 +84,13 @@ def test_patterns_of_one_config_share_their_time() -> None:
     assert not pattern.fault
     assert not any(pattern.matches(f"{number}abd" * 9) for number in range(200))
     assert "too long" in pattern.fault
+
+
+@given(st.lists(REGEXES, max_size=6), st.lists(st.text("ab.1_", max_size=8), max_size=8))
+def test_a_list_matches_as_its_entries_do(regexes: list[str], names: list[str]) -> None:
+    entries = Entries([Pattern(f"re:{regex}") for regex in [*regexes, r"(?!a)b"]])
+    for name in names:
+        assert entries.every(name) == [i for i, regex in enumerate([*regexes, r"(?!a)b"]) if re.match(regex, name)]
 
 
 def test_entries_keep_their_order() -> None:
