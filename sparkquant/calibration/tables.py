@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sparkquant.calibration.conversation import Dropped, Item, Reason, Unusable
 from sparkquant.calibration.dialects import item_of
 from sparkquant.calibration.mix import Columns, Source
-from sparkquant.errors import CalibrationError, EnvironmentMissing
+from sparkquant.errors import CalibrationError, EnvironmentMissing, SparkquantError
 
 INSTALL = 'pip install "sparkquant[datasets]"'
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
@@ -23,50 +23,54 @@ BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json":
 
 def read_table(name: str, source: Source, files: list[Path]) -> Iterator[Item | Dropped]:
     """Every row of a table source, at most `limit`."""
-    stream = _stream(name, source, files)
     columns = source.columns or Columns()
-    checked = False
-    try:
-        for number, row in enumerate(itertools.islice(stream, source.limit), 1):
-            if not checked:
-                _demand_columns(name, columns, row)
-                checked = True
-            yield _item(row, columns, f"{name}[{number}]")
-    except OSError as error:
-        raise EnvironmentMissing(
-            f"source {name!r} cannot be read to its end: {str(error).partition(chr(10))[0]}",
-            hint="check the connection, or download the data set and name its files under `table:`",
-        ) from None
+    number = 0
+    rows = itertools.islice(_stream(name, source, files), source.limit)
+    while (row := _next(name, source, rows)) is not None:
+        number += 1
+        if number == 1:
+            _demand_columns(name, columns, row)
+        yield _item(row, columns, f"{name}[{number}]")
 
 
-def _stream(name: str, source: Source, files: list[Path]) -> Any:
+def _stream(name: str, source: Source, files: list[Path]) -> Iterator[Mapping[str, Any]]:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise EnvironmentMissing(f"source {name!r} needs the package `datasets`", hint=INSTALL) from None
+    if source.hub:
+        where: dict[str, Any] = {"name": source.config, "split": source.split, "revision": source.revision}
+        return _opened(name, source, lambda: datasets.load_dataset(source.hub, streaming=True, **where))
+    kinds = {BUILDERS.get(path.suffix) for path in files}
+    if len(kinds) != 1 or None in kinds:
+        found = ", ".join(sorted({path.suffix or path.name for path in files}))
+        hint = f"name files of one kind ({', '.join(BUILDERS)})"
+        raise CalibrationError(f"source {name!r}: {found} is no one table", hint=hint)
+    where = {"data_files": [str(path) for path in files], "split": "train"}
+    return _opened(name, source, lambda: datasets.load_dataset(kinds.pop(), streaming=True, **where))
+
+
+def _opened(name: str, source: Source, load: Callable[[], Any]) -> Iterator[Mapping[str, Any]]:
     try:
-        if source.hub:
-            return datasets.load_dataset(
-                source.hub, source.config, split=source.split, revision=source.revision, streaming=True
-            )
-        kinds = {BUILDERS.get(path.suffix) for path in files}
-        if len(kinds) != 1 or None in kinds:
-            known = ", ".join(BUILDERS)
-            raise CalibrationError(
-                f"source {name!r}: {', '.join(sorted({path.suffix or path.name for path in files}))} is no one table",
-                hint=f"name files of one kind ({known})",
-            )
-        paths = [str(path) for path in files]
-        return datasets.load_dataset(kinds.pop(), data_files=paths, split="train", streaming=True)
-    except (OSError, ValueError) as error:
-        # Missing data sets, unreachable hubs and unreadable files all come as one of these two.
-        first = str(error).partition("\n")[0]
-        if source.hub and (isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE")):
-            raise EnvironmentMissing(
-                f"source {name!r}: {source.hub} cannot be reached: {first}",
-                hint="go online, or download the data set and name its files under `table:`",
-            ) from None
-        raise CalibrationError(f"source {name!r}: {first}", hint="check id, config and split, or the files") from None
+        return iter(load())
+    except Exception as error:  # the package passes on what pyarrow, fsspec and httpx raise
+        raise _unreadable(name, source, error) from None
+
+
+def _next(name: str, source: Source, rows: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    try:
+        return next(rows, None)
+    except Exception as error:  # as above
+        raise _unreadable(name, source, error) from None
+
+
+def _unreadable(name: str, source: Source, error: Exception) -> SparkquantError:
+    first = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    network = isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.startswith("http")
+    if source.hub and (network or os.environ.get("HF_HUB_OFFLINE")):
+        hint = "go online, or download the data set and name its files under `table:`"
+        return EnvironmentMissing(f"source {name!r}: {source.hub} cannot be reached: {first}", hint=hint)
+    return CalibrationError(f"source {name!r}: {first}", hint="check id, config and split, or the files")
 
 
 def _demand_columns(name: str, columns: Columns, row: Mapping[str, Any]) -> None:

@@ -76,6 +76,9 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("datasets")
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 but not really")
+    (tmp_path / "c.jsonl").write_text('{"chat": []}\n{broken')
+    with pytest.raises(CalibrationError):
+        read(tmp_path, table="c.jsonl", columns={"messages": "chat"})
     (tmp_path / "b.xlsx").write_bytes(b"")
     with pytest.raises(CalibrationError):
         read(tmp_path, table="a.parquet", columns={"messages": "chat"})
