@@ -41,6 +41,7 @@ def quantize_integer(
     of each group minimizes the squared error, weighted per column by `importance` (float32 [K], or
     [E, K] for a 3-D weight). Raises ValueError when K is not a multiple of the group.
     """
+    pack.check_bits(bits)
     matrices = dispatch.as_matrices(weight)
     experts, rows, columns = matrices.shape
     group = columns if group_size == -1 else group_size

@@ -23,7 +23,7 @@ def pack_int32(codes: Tensor, bits: int) -> Tensor:
 
     `bits` is 4 or 8. Raises ValueError on another width or dtype.
     """
-    _check_bits(bits)
+    check_bits(bits)
     if codes.dtype is not torch.int8:
         raise ValueError(f"codes must be int8, got {codes.dtype}")
     columns = codes.shape[-1]
@@ -42,7 +42,7 @@ def unpack_int32(packed: Tensor, bits: int, columns: int) -> Tensor:
 
     Raises ValueError when `columns` codes do not fill exactly W words.
     """
-    _check_bits(bits)
+    check_bits(bits)
     if packed.dtype is not torch.int32:
         raise ValueError(f"packed codes must be int32, got {packed.dtype}")
     if packed.shape[-1] != packed_columns(columns, bits):
@@ -93,6 +93,7 @@ def _transposed(tensor: Tensor) -> Tensor:
     return swapped.contiguous().view(-1).view(swapped.shape)
 
 
-def _check_bits(bits: int) -> None:
+def check_bits(bits: int) -> None:
+    """Raise ValueError unless `bits` is 4 or 8."""
     if bits not in (4, 8):
         raise ValueError(f"integer weights have 4 or 8 bits, got {bits}")
