@@ -38,6 +38,8 @@ def _rows(reader: ShardReader, module: StoredModule, first: int, last: int | Non
     if shape is None:
         raise ValueError("the codes are no matrix")
     last = shape[0] if last is None else last
+    if not 0 <= first < last <= shape[0]:
+        raise ValueError(f"there are no rows {first}:{last} of {shape[0]}")
 
     def rows(suffix: str, step: int = 1) -> Tensor:
         return reader.read(module.tensors[suffix].name, first=first // step, last=-(-last // step))

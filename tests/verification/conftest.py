@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sparkquant.execute import quantize
 from sparkquant.report import Report, Status
@@ -61,6 +62,15 @@ class Draft:
         """Overwrite bytes of one tensor."""
         dtype, shape, old = self.tensors[name]
         self.tensors[name] = (dtype, shape, old[:at] + raw + old[at + len(raw) :])
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """Matrices this small cost more to share out than to compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
