@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import Problem, UsageError
-from sparkquant.layers import Layout
+from sparkquant.layers import LayerClass, Layout
 from sparkquant.layouts import layout_for
 from sparkquant.reading import TORCH_DTYPES, ShardReader, raw_bytes
+
+_MAY_BE_ABSENT = frozenset({LayerClass.MTP, LayerClass.VISION, LayerClass.AUDIO})
+"""What a transformers class may leave out: these come from the files."""
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -54,10 +57,14 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
     used: set[str] = set()
     problems: list[Problem] = []
     overlay: dict[str, Tensor] = {}
+    tied = {"lm_head.weight"} if layout.tied_head else set()
     with ShardReader(checkpoint) as reader, torch.no_grad():
         for name, header in checkpoint.tensors.items():
             key, live = live_view(name, state, layout)
             if key is None or live is None:
+                placement = layout.place(name)
+                if placement is not None and placement.layer_class not in _MAY_BE_ABSENT and name not in tied:
+                    problems.append(Problem(name, "is in the checkpoint but not in the live model"))
                 continue
             used.add(key)
             if live.is_meta:
@@ -66,7 +73,6 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
                 problems.append(Problem(key, f"is {list(live.shape)}, the checkpoint's {name} is {list(header.shape)}"))
             elif (changed := _changed(live, reader.read(name), TORCH_DTYPES[header.dtype])) is not None:
                 overlay[name] = changed
-    tied = {"lm_head.weight"} if layout.tied_head else set()
     problems += [
         Problem(key, "is no tensor of the checkpoint: its change would be lost")
         for key in sorted(set(state) - used - tied)
@@ -75,7 +81,7 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise UsageError(
             f"this {type(model).__name__} does not fit {checkpoint.path}",
             hint="merge adapters, undo quantization, and pass the folder that this model was loaded from as source=",
-            problems=problems[:50],
+            problems=problems,
         )
     return overlay
 
