@@ -149,7 +149,7 @@ def test_a_changed_model_is_another_job(
 
 @pytest.mark.parametrize("kind", ["next", "moe"])
 def test_a_changed_expert_is_found(kind: str, load: Callable[..., nn.Module], checkpoints: Checkpoints) -> None:
-    """transformers stacks the experts of a layer in one tensor; Qwen3-Next files hold one matrix per expert and part."""
+    """transformers stacks the experts of a layer; Qwen3-Next files hold one matrix per expert and part."""
     source = Checkpoint.open(source_of(kind, checkpoints))
     model = load(kind, CLASSES[kind])
     state = model.state_dict()
