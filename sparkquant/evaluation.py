@@ -118,7 +118,7 @@ def compare(
             for side in sides:
                 with side.model.block(index) as block:
                     for batch in side.batches:
-                        batch.hidden = side.model.run(block, index, batch)
+                        batch.hidden = side.model.run(block, index, batch.hidden)
             layers.append(_relative_error(*(side.batches for side in sides)))
             listener(Advanced("evaluate", 1, f"block {index}"))
         listener(Finished("evaluate"))

@@ -49,11 +49,6 @@ class Batch:
     valid: Tensor
     hidden: Tensor
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """What the recorded block arguments depend on."""
-        return self.ids.shape[0], self.ids.shape[1]
-
 
 PADDING_SHARE = 0.1
 """Rows run together when at most this share of a batch is padding."""
@@ -74,10 +69,13 @@ def group_rows(lengths: Sequence[int], *, tokens: int) -> list[tuple[int, ...]]:
     return [tuple(group) for group in groups]
 
 
+_Calls = dict[int, tuple[tuple[Any, ...], dict[str, Any]]]
+
+
 class _Recorder(nn.Module):
     """Stands in for a block: keeps its arguments, passes the hidden states through."""
 
-    def __init__(self, block: nn.Module, index: int, calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    def __init__(self, block: nn.Module, index: int, calls: _Calls) -> None:
         super().__init__()
         self._index, self._calls = index, calls
         # Models look at these when they choose a block's mask.
@@ -105,7 +103,7 @@ class StreamedModel:
         self._model: Any = skeleton(checkpoint)
         self._decoder_name, self._decoder = _decoder(self._model)
         self._blocks = self._decoder.layers
-        self._calls: dict[tuple[int, int], dict[int, tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        self._calls: dict[tuple[int, int], _Calls] = {}
         self._by_layer: dict[int | None, list[str]] = {None: []}
         self.draft_names: list[str] = []
         for name in weights.names():
@@ -125,7 +123,7 @@ class StreamedModel:
         return f"{self._decoder_name}.layers.{index}"
 
     def embed(self, rows: Sequence[Sequence[int]], *, tokens: int = 4096) -> list[Batch]:
-        """Everything in front of the first block, for rows of ids; records each block's arguments on the way."""
+        """Everything in front of the first block, for rows of ids, grouped by length."""
         groups = group_rows([len(row) for row in rows], tokens=tokens)
         with self.loaded(self._decoder, self._decoder_name, self._by_layer[None], skip="layers."), torch.no_grad():
             return [self._embed(group, [rows[index] for index in group]) for group in groups]
@@ -135,17 +133,30 @@ class StreamedModel:
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64, device=self.device)
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         valid = torch.arange(longest, device=self.device)[None, :] < lengths[:, None]
-        calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        recorders = nn.ModuleList(_Recorder(block, index, calls) for index, block in enumerate(self._blocks))
+        hidden, calls = self._record(input_ids=ids)
+        self._calls.setdefault((ids.shape[0], ids.shape[1]), calls)
+        return Batch(indices, ids, valid, hidden.to(self.dtype))
+
+    def _record(self, **inputs: Tensor) -> tuple[Tensor, _Calls]:
+        """Run the decoder with recorders for blocks: hidden states before the first, and each block's arguments."""
+        calls: _Calls = {}
         decoder: Any = self._decoder
+        recorders = nn.ModuleList(_Recorder(block, index, calls) for index, block in enumerate(self._blocks))
         norm, decoder.norm, decoder.layers = decoder.norm, nn.Identity(), recorders
         try:
-            hidden: Tensor = decoder(input_ids=ids, use_cache=False).last_hidden_state
+            hidden: Tensor = decoder(**inputs, use_cache=False).last_hidden_state
         finally:
             decoder.layers, decoder.norm = self._blocks, norm
-        batch = Batch(indices, ids, valid, hidden.to(self.dtype))
-        self._calls.setdefault(batch.key, calls)
-        return batch
+        return hidden, calls
+
+    def _arguments(self, index: int, shape: tuple[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of a block for [B, L] rows; masks and positions depend on nothing else."""
+        if shape not in self._calls:
+            width = self._decoder.config.hidden_size
+            blank = torch.zeros(*shape, width, dtype=self.dtype, device=self.device)
+            with torch.no_grad():
+                self._calls[shape] = self._record(inputs_embeds=blank)[1]
+        return self._calls[shape][index]
 
     @contextlib.contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
@@ -154,13 +165,13 @@ class StreamedModel:
         with self.loaded(block, self.block_prefix(index), self._by_layer.get(index, ())):
             yield block
 
-    def run(self, block: nn.Module, index: int, batch: Batch) -> Tensor:
-        """Hidden states behind a block, [B, L, H]; the batch itself is not changed."""
-        args, kwargs = self._calls[batch.key][index]
+    def run(self, block: nn.Module, index: int, hidden: Tensor) -> Tensor:
+        """Hidden states [B, L, H] behind a block."""
+        args, kwargs = self._arguments(index, (hidden.shape[0], hidden.shape[1]))
         with torch.no_grad():
-            result = block(batch.hidden, *args, **kwargs)
-        hidden: Tensor = result[0] if isinstance(result, tuple) else result
-        return hidden
+            result = block(hidden, *args, **kwargs)
+        behind: Tensor = result[0] if isinstance(result, tuple) else result
+        return behind
 
     @contextlib.contextmanager
     def head(self) -> Iterator[Head]:
