@@ -22,7 +22,7 @@ from sparkquant.numerics.rounding import (
 )
 
 # Integers: multiples of the scale that just covers the group, then least-squares refits.
-SYMMETRIC_FACTORS = {4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75), 8: (1.0, 0.995, 0.99)}
+SYMMETRIC_FACTORS = {4: (1.02, 0.98, 0.94, 0.9, 0.86, 0.82, 0.78, 0.74), 8: (1.0, 0.995, 0.99)}
 ASYMMETRIC_FACTORS = {4: (0.97, 0.93, 0.89, 0.85, 0.81, 0.77), 8: (0.998, 0.995, 0.99)}
 REFITS = {4: 2, 8: 1}
 # NVFP4: E4M3 codes away from amax / 6; +5 is close to amax / 4, where the largest code is 4.
