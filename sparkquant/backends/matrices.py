@@ -1,0 +1,58 @@
+"""The matrices inside a unit: one per Linear, two or one per expert of a fused tensor, and their largest magnitudes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from sparkquant.backends import Unit
+from sparkquant.decisions import Decision
+from sparkquant.errors import NonFiniteWeight
+from sparkquant.numerics.absmax import absmax
+from sparkquant.schemes import Scheme
+
+
+def unit_matrices(unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Scheme, Tensor, float]]:
+    """(module name, scheme, matrix [N, K], peak of its scale group) for everything in a unit.
+
+    Raises NonFiniteWeight naming tensor and index.
+    """
+    peaks = {d.tensor: decision_peaks(d, weights[d.tensor], unit.first) for d in unit.decisions}
+    for index in range(unit.last - unit.first):
+        peak = max(values[index] for values in peaks.values())
+        for decision in unit.decisions:
+            for module, matrix in decision_matrices(decision, weights[decision.tensor], index, unit.first + index):
+                yield module, planned_scheme(decision), matrix, peak
+
+
+def planned_scheme(decision: Decision) -> Scheme:
+    """The scheme of a decision that has one."""
+    if decision.scheme is None:
+        raise ValueError(f"{decision.tensor} is kept by the plan")
+    return decision.scheme
+
+
+def decision_matrices(decision: Decision, weight: Tensor, index: int, expert: int) -> Iterator[tuple[str, Tensor]]:
+    """(module name, matrix) of one tensor; of a fused tensor those of `weight[index]`, which is expert `expert`."""
+    if not decision.parts:
+        yield decision.module, weight
+        return
+    parent = decision.module.rpartition(".")[0]
+    for part, rows in zip(decision.parts, weight[index].chunk(len(decision.parts), dim=0), strict=True):
+        yield f"{parent}.{expert}.{part}", rows
+
+
+def decision_peaks(decision: Decision, weight: Tensor, first: int = 0) -> list[float]:
+    """Largest magnitude of every matrix in `weight`; NonFiniteWeight at the first NaN or infinity."""
+    peaks = []
+    for index, matrix in enumerate(weight if decision.parts else (weight,)):
+        peak, bad = absmax(matrix)
+        if bad is not None:
+            position = [first + index, *bad] if decision.parts else list(bad)
+            raise NonFiniteWeight(
+                f"{decision.tensor}: element {position} is {matrix[tuple(bad)].item()}",
+                hint="the source is damaged: fetch the shard again, or ask its author",
+            )
+        peaks.append(peak)
+    return peaks
