@@ -10,7 +10,7 @@ import pytest
 
 from sparkquant.planning import plan
 from tests.cli.running import DEMO, invoke
-from tests.cli.test_recipes import recipe_names
+from tests.cli.test_recipes import hybrid_recipes
 
 
 def test_summary_names_size_verdict_and_next_step(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_read_is_exit_3(tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (3, "")
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", hybrid_recipes())
 def test_every_recipe_runs_on_the_demo_checkpoint(recipe: str, tmp_path: Path) -> None:
     result = invoke("quantize", DEMO, "-r", recipe, "-o", tmp_path / "out", "--method", "rtn", "--json")
     assert result.exit_code == 0, result.stderr
