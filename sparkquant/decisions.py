@@ -99,7 +99,11 @@ class OutputShard:
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions, the shard map, totals and notes; `layout` is the family's table for this config."""
+    """All decisions, the shard map, totals and notes.
+
+    layout   the family's table for this config
+    engines  the supported vLLM versions that load the result; `notes` say why others do not
+    """
 
     source: Mapping[str, Any]
     recipe: Recipe
@@ -108,6 +112,7 @@ class Plan:
     shards: tuple[OutputShard, ...]
     footprint: Footprint
     notes: tuple[str, ...]
+    engines: tuple[str, ...] = ()
 
     @cached_property
     def totals(self) -> dict[str, Any]:
@@ -170,6 +175,7 @@ class Plan:
             "footprint": self.footprint.as_json(),
             "classes": self.by_class,
             "notes": list(self.notes),
+            "engines": list(self.engines),
             "shards": [{"name": s.name, "bytes": s.bytes, "tensors": list(s.tensors)} for s in self.shards],
             "decisions": [decision.as_json() for decision in self.decisions.values()],
         }

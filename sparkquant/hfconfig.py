@@ -21,25 +21,39 @@ COMPRESSED_TENSORS_VERSION = "0.19.0"
 """The format version that the result follows (readable by the releases that vLLM 0.25 to 0.33 pin)."""
 
 _LAYER_PATH = re.compile(r"(?P<region>.*?)\blayers\.(?P<layer>\d+)\.(?P<suffix>.+)$")
+_EXPERTS = re.compile(r"(?P<path>(?:.+\.)?experts)\.(?:\d+\.)?\w+")
+_NUMBER = re.compile(r"\{n(?:\+(\d+))?\}")
 
 
 @dataclass
 class _Suffix:
-    """One module path below a layer, in one region (decoder or draft head), and the layers where it has each scheme."""
+    """One module path in one region (decoder or draft head), and the layers where it has each scheme.
+
+    heads  regexes of the path in front of the leaf, in every engine's spelling; `{n}` stands for the layer's number
+    """
 
     mtp: bool
-    path: str
+    heads: tuple[str, ...]
+    leaf: str
+    numbered: bool
     layers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
-    def pattern(self, label: str) -> str:
+    def head(self, label: str) -> str:
+        """The path of the layers that have this scheme: any number where all layers have it."""
         layers = self.layers[label]
-        number = r"\d+" if len(self.layers) == 1 else "(?:" + "|".join(map(str, sorted(layers))) + ")"
-        return rf"layers\.{number}\.{self.path}"
+        uniform = len(self.layers) == 1 and not self.numbered
+
+        def number(match: re.Match[str]) -> str:
+            shift = int(match[1] or 0)
+            return r"\d+" if uniform else "(?:" + "|".join(str(n + shift) for n in sorted(layers)) + ")"
+
+        spelled = [_NUMBER.sub(number, head) for head in self.heads]
+        return spelled[0] if len(spelled) == 1 else f"(?:{'|'.join(spelled)})"
 
 
-def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, str], _Suffix], dict[str, str]]:
+def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, tuple[str, ...], str], _Suffix], dict[str, str]]:
     """Module paths below the layers, and the Linears outside any layer with their scheme label."""
-    found: dict[tuple[bool, str], _Suffix] = {}
+    found: dict[tuple[bool, tuple[str, ...], str], _Suffix] = {}
     top: dict[str, str] = {}
     for decision in plan.decisions.values():
         rule = plan.layout.rule_of(decision.tensor)
@@ -51,34 +65,41 @@ def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, str], _Suffix], dict[str, st
             top[decision.module] = label
             continue
         mtp = decision.layer_class is LayerClass.MTP
-        for path in _spellings(match["suffix"], rule.fused, rule.parts, rule.aliases):
-            suffix = found.setdefault((mtp, path), _Suffix(mtp, path))
+        head, leaves = _spellings(match["suffix"], rule.fused)
+        heads = (head, *rule.aliases)
+        for leaf in leaves:
+            numbered = mtp and plan.layout.mtp.by_index
+            suffix = found.setdefault((mtp, heads, leaf), _Suffix(mtp, heads, leaf, numbered))
             suffix.layers[label].add(int(match["layer"]))
     return found, top
 
 
-def _spellings(suffix: str, fused: str, parts: tuple[str, ...], aliases: tuple[str, ...]) -> Iterable[str]:
-    """Regex sources for the names under which engines look a module up: its own, the fused one, other parents."""
+def _spellings(suffix: str, fused: str) -> tuple[str, tuple[str, ...]]:
+    """Regexes of the path below a layer and of the leaves under which engines look a module up: its own, the fused one.
+
+    Experts are looked up by fixed names that need not be those of the file (0.25 asks every family for gate_proj,
+    up_proj and down_proj of expert 0), and all experts of a layer have one scheme: any leaf below any expert.
+    """
+    experts = _EXPERTS.fullmatch(suffix)
+    if experts is not None:
+        return rf"layers\.{{n}}\.{re.escape(experts['path'])}", (r"\d+\.\w+",)
     *parents, leaf = [r"\d+" if part.isdigit() else re.escape(part) for part in suffix.split(".")]
-    names = [rf"\d+\.{part}" for part in parts] or [leaf]
-    names += [fused] if fused else []
-    for parent in (r"\.".join(parents), *aliases):
-        for name in names:
-            yield rf"{parent}\.{name}" if parent else name
+    return r"\.".join([r"layers\.{n}", *parents]), (leaf, fused) if fused else (leaf,)
 
 
-def _patterns(suffixes: Iterable[_Suffix], label: str, *, exclude_mtp: bool) -> list[str]:
+def _patterns(suffixes: Iterable[_Suffix], label: str, layout: Layout, *, exclude_mtp: bool) -> list[str]:
     """Regexes of one scheme, leaves with a common parent merged: `layers\\.\\d+\\.mlp\\.(?:gate_proj|up_proj)$`."""
     merged: dict[tuple[bool, str], set[str]] = defaultdict(set)
     for suffix in suffixes:
         if label in suffix.layers:
-            head, _, leaf = suffix.pattern(label).rpartition(r"\.")
-            merged[(suffix.mtp, head)].add(leaf)
+            merged[(suffix.mtp, suffix.head(label))].add(suffix.leaf)
     patterns = []
     for (mtp, head), leaves in sorted(merged.items()):
         tail = "|".join(sorted(leaves))
         tail = f"(?:{tail})" if len(leaves) > 1 else tail
-        guard = r".*mtp\." if mtp else (r"(?!.*mtp\.).*" if exclude_mtp else ".*")
+        guard = rf"(?!.*{layout.mtp.region}).*" if exclude_mtp and not mtp else ".*"
+        if mtp and not layout.mtp.by_index:
+            guard = rf".*{layout.mtp.region}"
         patterns.append(rf"re:{guard}{head}\.{tail}$")
     return patterns
 
@@ -109,11 +130,11 @@ def quantization_config(plan: Plan) -> dict[str, Any] | None:
     if not schemes:
         return None
     suffixes, top = _suffixes(plan)
-    mtp_labels = {label for (mtp, _), suffix in suffixes.items() if mtp for label in suffix.layers if label != "keep"}
+    mtp_labels = {label for suffix in suffixes.values() if suffix.mtp for label in suffix.layers if label != "keep"}
     groups: dict[str, Any] = {}
     for index, label in enumerate(sorted(schemes)):
         scheme = schemes[label]
-        targets = _patterns(suffixes.values(), label, exclude_mtp=bool(mtp_labels))
+        targets = _patterns(suffixes.values(), label, plan.layout, exclude_mtp=bool(mtp_labels))
         targets += [rf"re:.*{re.escape(module)}$" for module, has in sorted(top.items()) if has == label]
         weights, activations = _arguments(scheme)
         groups[f"group_{index}"] = {
@@ -141,12 +162,13 @@ def ignore_list(
 ) -> list[str]:
     """Everything that stays 16-bit, in spellings that fit checkpoint names and engine names alike."""
     ignore = list(layout.ignore_always)
-    ignore.append(r"re:.*mtp\.fc$" if mtp_quantized else r"re:.*mtp\..*")
+    if layout.mtp.region:
+        ignore += layout.mtp.plain if mtp_quantized else (rf"re:.*{layout.mtp.region}.*",)
     ignore += [rf"re:.*{re.escape(module)}$" for module, label in sorted(top.items()) if label == "keep"]
     if layout.tied_head and not any(module.endswith("lm_head") for module in top):
         ignore.append("re:.*lm_head$")
     kept = [suffix for suffix in suffixes if "keep" in suffix.layers and (mtp_quantized or not suffix.mtp)]
-    return ignore + _patterns(kept, "keep", exclude_mtp=mtp_quantized)
+    return ignore + _patterns(kept, "keep", layout, exclude_mtp=mtp_quantized)
 
 
 def result_config(source: Mapping[str, Any], plan: Plan) -> str:

@@ -42,6 +42,7 @@ class LayerClass(StrEnum):
     SHARED_EXPERT_GATE_UP = "shared_expert.gate_up"
     SHARED_EXPERT_DOWN = "shared_expert.down"
     ROUTER = "router"
+    ADAPTER = "adapter"
     VISION = "vision"
     AUDIO = "audio"
     MTP = "mtp"
@@ -55,8 +56,9 @@ PROTECTED: Mapping[LayerClass, str] = {
     LayerClass.AUDIO: "odd widths, and a damaged tower hears wrongly without an error",
     LayerClass.MTP: "a 4-bit draft head is accepted rarely or never, slower than no draft at all",
     LayerClass.ROUTER: "a rounded router sends tokens to other experts; the engine keeps it 16-bit",
+    LayerClass.ADAPTER: "a thin path beside the large matrices, passed by every token: much to lose, little to gain",
     LayerClass.NORM: "one-dimensional; nothing to gain",
-    LayerClass.STATE: "buffers and scalars; nothing to gain",
+    LayerClass.STATE: "buffers, scalars and biases; nothing to gain",
     LayerClass.EMBED: "a lookup, not a matrix product: the engine does not quantize it",
     LayerClass.SSM_DT: "time step of the recurrence: errors accumulate over the whole context",
     LayerClass.SSM_CONV: "the engine builds the convolution without a quantization config",
@@ -65,6 +67,22 @@ PROTECTED: Mapping[LayerClass, str] = {
 
 UNPROTECTABLE = frozenset({LayerClass.MTP})
 """Protected classes that `unprotect:` may move to 8 bits (an official release with an FP8 draft head drafts well)."""
+
+MINIMUM_BITS: Mapping[LayerClass, tuple[int, str]] = {
+    LayerClass.SSM_IN: (8, "the last rows of Mamba-2's in_proj are the time step of the recurrence"),
+}
+"""Classes that recipes may quantize, but not below so many bits, with the reason."""
+
+ENGINES = ("0.25", "0.26", "0.33")
+"""Versions of vLLM whose model classes were read, oldest first. What differs among them is data: see `Limit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Engine versions that cannot do something, and why."""
+
+    versions: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +93,12 @@ class TensorRule:
     fused     leaf name of the module that the engine fuses this tensor into (`qkv_proj`); "" for a module of its own
     linear    a matrix [out, in] (or [experts, out, in]) of a Linear, the only kind that can take a scheme
     parts     of a fused 3-D expert tensor: leaf names of the per-expert modules that its rows hold, in order
-    aliases   other spellings of the module's parent that some engine version uses (regex alternatives)
+    module    the module's name where it is not the tensor's own: a template of `match.expand` on `pattern`
+    aliases   other spellings of the path in front of the leaf (regexes): `layers\\.{n}\\.mixer`, where `{n}` is the
+              layer's number and `{n+24}` that number in an engine that counts on from 24
     row_parallel  the engine shards the input dimension over tensor-parallel ranks (out_proj, down_proj)
+    plain     engine versions that load this tensor in 16 bits only
+    optional  some layers of the family lack this part of the fused module by design
     """
 
     pattern: str
@@ -86,6 +108,13 @@ class TensorRule:
     parts: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     row_parallel: bool = False
+    module: str = ""
+    plain: tuple[Limit, ...] = ()
+    optional: bool = False
+
+    def plain_in(self, version: str) -> str:
+        """Why an engine version loads this tensor in 16 bits only; "" when it takes a scheme."""
+        return next((limit.reason for limit in self.plain if version in limit.versions), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +145,22 @@ class FusionGroup:
 
 @dataclass(frozen=True, slots=True)
 class MtpRule:
-    """How a family declares its in-checkpoint draft head."""
+    """How a family declares its in-checkpoint draft head, and how its modules are told from the decoder's.
+
+    region   regex inside a module's name, in every spelling: `mtp\\.`, or the layer numbers behind the last one
+    plain    ignore entries for its Linears that stay 16-bit even in an 8-bit draft head
+    by_index its blocks are layers behind the last one, not a region of their own
+    """
 
     declared: bool
     config_key: str
+    region: str = r"mtp\."
+    plain: tuple[str, ...] = (r"re:.*mtp\.fc$",)
+    by_index: bool = False
+
+
+NO_DRAFT_HEAD = MtpRule(declared=False, config_key="", region="", plain=())
+"""Families whose checkpoints hold no draft head."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +170,10 @@ class Layout:
     ignore_always   regexes (`re:` form, fitting checkpoint and engine spelling) of modules that never take a scheme
     tied_head       the checkpoint has no lm_head of its own: it reads the embedding
     experts         (total, active per token); (0, 0) for dense models
-    live_names      (regex, replacement): other names that a checkpoint tensor has in a live transformers model
+    live_names      (regex, replacement): other names that a checkpoint tensor has in a live transformers model;
+                    `[a:b]` at the end of a replacement means those rows of the live tensor, `[i/n]` the i-th of n
+                    equal pieces of it
+    absent          engine versions without this model class
     """
 
     family: str
@@ -139,6 +183,26 @@ class Layout:
     tied_head: bool = False
     experts: tuple[int, int] = (0, 0)
     live_names: tuple[tuple[str, str], ...] = ()
+    absent: tuple[Limit, ...] = ()
+
+    @cached_property
+    def engines(self) -> tuple[str, ...]:
+        """Supported engine versions that have this model class."""
+        return tuple(version for version in ENGINES if not self.absent_in(version))
+
+    def absent_in(self, version: str) -> str:
+        """Why an engine version cannot run this family; "" when it can."""
+        return next((limit.reason for limit in self.absent if version in limit.versions), "")
+
+    @cached_property
+    def never_quantized(self) -> Mapping[LayerClass, str]:
+        """Linear classes whose every tensor is 16-bit in every version that has the family, with the reason."""
+        found: dict[LayerClass, str] = {}
+        for layer_class in self.linear_classes if self.engines else ():
+            rules = [rule for rule in self.rules if rule.linear and rule.layer_class is layer_class]
+            if all(rule.plain_in(version) for rule in rules for version in self.engines):
+                found[layer_class] = rules[0].plain_in(self.engines[-1])
+        return found
 
     @cached_property
     def classes(self) -> frozenset[LayerClass]:
@@ -206,6 +270,8 @@ def _placement(name: str, rule: TensorRule) -> Placement:
     layer = _LAYER.search(name)
     index = int(layer.group(1)) if layer else None
     module = name.removesuffix(".weight")
+    if rule.module and (match := re.fullmatch(rule.pattern, name)):
+        module = match.expand(rule.module)
     if not rule.linear:
         return Placement(name, rule.layer_class, index, module, "", "", rule)
     expert = _EXPERT.match(module)

@@ -17,7 +17,7 @@ from sparkquant.checkpoint import Checkpoint, TensorHeader
 from sparkquant.decisions import Decision, OutputShard, Plan
 from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
 from sparkquant.footprint import footprint
-from sparkquant.layers import PROTECTED, LayerClass, Layout, Placement, classify
+from sparkquant.layers import ENGINES, MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
@@ -39,12 +39,16 @@ def plan(
     method: str | None = None,
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
+    engine: str | None = None,
 ) -> Plan:
-    """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`."""
+    """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`.
+
+    `engine` is a vLLM version ("0.33") that the result must load in; see `make_plan`.
+    """
     chosen = load_recipe(recipe)
     chosen = chosen if method is None else chosen.with_method(method)
     found = locate(model, source=source)
-    return make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
+    return make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay, engine=engine)
 
 
 def make_plan(
@@ -54,14 +58,20 @@ def make_plan(
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     overlaid: Iterable[str] = (),
+    engine: str | None = None,
 ) -> Plan:
     """Decide everything. Raises PlanError with every reason why recipe and checkpoint do not fit, all at once.
 
     `tp` are tensor-parallel sizes that the result must serve; the recipe's own sizes are reported in `notes` instead.
     `overlaid` names the tensors whose weights come from a live model rather than from the checkpoint's files.
+    `engine` is the vLLM version (one of `layers.ENGINES`) that must load the result, and a plan that it cannot load is
+    refused. Without it a plan is good when any supported version loads it: `Plan.engines` says which, `notes` why
+    others do not. A family that none of them has is planned too, with a note: other programs may read the result.
     """
     if wrong := [size for size in tp if size < 1]:
         raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
+    if engine is not None and engine not in ENGINES:
+        raise UsageError(f"engine {engine!r} is not known", hint=f"one of {', '.join(ENGINES)}")
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
     _refuse_quantized(checkpoint)
     placements = classify(layout, checkpoint.tensors, source=str(checkpoint.path))
@@ -75,6 +85,8 @@ def make_plan(
             decisions[name] = decision
     problems += _mixed_groups(decisions.values())
     problems += _incomplete_groups(placements.values())
+    blocked = _blocked(decisions.values(), placements)
+    problems += _engine_faults(layout, blocked, engine)
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
     if problems:
         raise PlanError(
@@ -82,7 +94,7 @@ def make_plan(
             hint="`sparkquant recipes ls` lists recipes by family; `plan --explain TENSOR` shows one decision",
             problems=problems,
         )
-    notes = tuple(_notes(checkpoint, recipe, layout, placements, decisions))
+    notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *_engine_notes(layout, blocked))
     shards = _shard_map(checkpoint, decisions, shard_bytes)
     return Plan(
         source={
@@ -97,6 +109,7 @@ def make_plan(
         shards=shards,
         footprint=footprint(decisions.values(), layout, recipe),
         notes=notes,
+        engines=tuple(version for version in layout.engines if not blocked[version]),
     )
 
 
@@ -134,7 +147,7 @@ def _misfits(
         hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
         yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
     declared = checkpoint.text_config.get("num_hidden_layers")
-    decoder = (p for p in placements.values() if p.layer_class is not LayerClass.MTP)
+    decoder = (p for p in placements.values() if p.layer_class not in _OUTSIDE_THE_DECODER)
     found = sorted({p.layer for p in decoder if p.layer is not None})
     if type(declared) is int and found and (len(found) != declared or found[-1] != declared - 1):
         what = f"declares {declared} layers, yet tensors exist for layers {_ranges(found)}"
@@ -148,6 +161,9 @@ def _misfits(
                 have = sorted(index for c, index in layers if c is override.layer_class and index is not None)
                 span = f"layers with it: {_ranges(have)}" if have else "this checkpoint has no such class"
                 yield Problem(recipe.name, f"override of {override.layer_class} in layer {layer} hits nothing", span)
+
+
+_OUTSIDE_THE_DECODER = (LayerClass.MTP, LayerClass.VISION, LayerClass.AUDIO)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -181,8 +197,15 @@ def _choose(placement: Placement, recipe: Recipe) -> tuple[Scheme | None, str]:
 
 def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: Layout) -> Decision | Problem:
     scheme, because = _choose(placement, recipe)
-    if layout.tied_head and placement.layer_class is LayerClass.LM_HEAD:
-        scheme, because = None, "tied to the embedding"
+    if placement.layer_class is LayerClass.LM_HEAD and scheme is not None:
+        if layout.tied_head:
+            scheme, because = None, "tied to the embedding"
+        elif reason := layout.never_quantized.get(LayerClass.LM_HEAD):
+            scheme, because = None, reason
+    least, why = MINIMUM_BITS.get(placement.layer_class, (0, ""))
+    if scheme is not None and scheme.bits < least:
+        hint = f"`{placement.layer_class}: fp8`, w8a16 or keep"
+        return Problem(header.name, f"{placement.layer_class} never goes below {least} bits: {why}", hint)
     rule = placement.rule
     parts = rule.parts if scheme is not None else ()
     outputs: tuple[OutputTensor, ...] = (OutputTensor(header.name, header.dtype, header.shape),)
@@ -247,10 +270,10 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
 
 
 def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
-    """A fused module that lacks a part which its siblings in other layers have: the engine would load garbage for it."""
+    """Fused modules that lack a part which their siblings in other layers have: the engine would load garbage."""
     kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for placement in placements:
-        if placement.rule.linear and placement.layer is not None:
+        if placement.rule.linear and placement.layer is not None and not placement.rule.optional:
             kind = re.sub(r"\d+", "N", placement.group)
             parent = placement.group.rpartition(".")[0]
             kinds[kind][placement.group].add(placement.module.removeprefix(parent))
@@ -260,6 +283,43 @@ def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
             lost = [f"{group.rpartition('.')[0]}{part}" for part in sorted(whole - members)]
             if lost:
                 yield Problem(group, f"lacks {', '.join(lost)}", "fetch the checkpoint again: a part of it is missing")
+
+
+Blocked = Mapping[str, Sequence[tuple[Decision, str]]]
+"""By engine version: quantized tensors that it loads in 16 bits only, each with the reason."""
+
+
+def _blocked(decisions: Iterable[Decision], placements: Mapping[str, Placement]) -> Blocked:
+    found: dict[str, list[tuple[Decision, str]]] = {version: [] for version in ENGINES}
+    for decision in decisions:
+        limits = placements[decision.tensor].rule.plain if decision.scheme is not None else ()
+        for version in (v for limit in limits for v in limit.versions):
+            found[version].append((decision, placements[decision.tensor].rule.plain_in(version)))
+    return found
+
+
+def _engine_faults(layout: Layout, blocked: Blocked, engine: str | None) -> Iterator[Problem]:
+    """Why the engine asked for, or else every one that has the family, cannot load the result."""
+    if engine is not None and (absence := layout.absent_in(engine)):
+        yield Problem(f"vLLM {engine}", absence, f"runs in {', '.join(layout.engines) or 'no supported version'}")
+        return
+    versions = (engine,) if engine is not None else layout.engines
+    if versions and all(blocked[version] for version in versions):
+        version = versions[-1]
+        for decision, reason in blocked[version]:
+            yield Problem(decision.tensor, f"vLLM {version}: {reason}", f"write `{decision.layer_class}: keep`")
+
+
+def _engine_notes(layout: Layout, blocked: Blocked) -> Iterator[str]:
+    if not layout.engines:
+        yield f"no supported vLLM version runs this family: {layout.absent_in(ENGINES[-1])}"
+    for version in layout.engines:
+        if faults := blocked[version]:
+            first, reason = faults[0]
+            yield f"does not load in vLLM {version}: {reason} ({first.tensor}; {len(faults)} tensors)"
+    for version in ENGINES if layout.engines else ():
+        if absence := layout.absent_in(version):
+            yield f"does not load in vLLM {version}: {absence}"
 
 
 def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:
@@ -284,10 +344,14 @@ def _notes(
     if absent:
         yield f"this checkpoint has no {', '.join(absent)}: those lines of the recipe do nothing here"
     if layout.mtp.declared and LayerClass.MTP not in present:
+        tensor = "layer behind the last one" if layout.mtp.by_index else "mtp.* tensor"
         yield (
-            f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no mtp.* tensor:"
+            f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no {tensor}:"
             " it was lost before; speculative decoding with MTP will not work"
         )
+    head = recipe.schemes.get(LayerClass.LM_HEAD) is not None and not layout.tied_head
+    if head and (reason := layout.never_quantized.get(LayerClass.LM_HEAD)):
+        yield f"lm_head stays 16-bit: {reason}"
     for size in recipe.target.tensor_parallel:
         if size > 1 and (faults := list(_rank_faults(decisions.values(), placements, size))):
             yield f"not servable with tensor parallel {size}: {faults[0]} ({len(faults)} tensors)"

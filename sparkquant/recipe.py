@@ -6,7 +6,7 @@ Every fault of a file is found at once and reported as `file:line:col: what; hin
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
-from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass
+from sparkquant.layers import MINIMUM_BITS, PROTECTED, UNPROTECTABLE, LayerClass, Layout
 from sparkquant.positions import Document
 from sparkquant.schemes import GROUP_SIZES, KEEP, SCHEMES, Scheme, make_scheme
 
@@ -277,6 +277,18 @@ def _sound_part(fields: Mapping[str, Any], details: list[ErrorDetails]) -> Recip
         return None
 
 
+def _never_quantized(found: Sequence[Layout]) -> dict[LayerClass, str]:
+    """Classes that no engine loads quantized in any of the families that have them, with the reason.
+
+    Not lm_head: recipes for several families name it, and the plan keeps and notes it where it cannot be quantized.
+    """
+    reasons: dict[LayerClass, str] = {}
+    for layout in found:
+        reasons |= {c: reason for c, reason in layout.never_quantized.items() if c is not LayerClass.LM_HEAD}
+    having = {c: [layout for layout in found if c in layout.linear_classes] for c in reasons}
+    return {c: reason for c, reason in reasons.items() if all(c in layout.never_quantized for layout in having[c])}
+
+
 def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
     """Faults that need more than one field: protected classes, classes that no family has, overlapping overrides."""
     families = [name for name in recipe.families if name in layouts.family_names()]
@@ -285,7 +297,9 @@ def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
             near = difflib.get_close_matches(family, layouts.family_names(), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(layouts.family_names())}"
             yield Problem(document.place(("families", index)), f"no family {family!r}", hint)
-    possible = frozenset().union(*(layouts.family_layout(name).linear_classes for name in families))
+    found = [layouts.family_layout(name) for name in families]
+    possible = frozenset().union(*(layout.linear_classes for layout in found))
+    never = _never_quantized(found)
     spots: list[tuple[tuple[Any, ...], LayerClass, Scheme | None]] = [
         (("schemes", str(c)), c, scheme) for c, scheme in recipe.schemes.items()
     ]
@@ -299,6 +313,11 @@ def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
             yield Problem(where, f"{layer_class} is protected: {PROTECTED[layer_class]}", hint)
         elif families and layer_class not in possible and layer_class not in PROTECTED:
             yield Problem(where, f"none of {', '.join(families)} has the class {layer_class}", "remove the line")
+        elif scheme is not None and layer_class in never:
+            yield Problem(where, f"{layer_class} stays 16-bit: {never[layer_class]}", "remove the line")
+        if scheme is not None and scheme.bits < MINIMUM_BITS.get(layer_class, (0, ""))[0]:
+            least, why = MINIMUM_BITS[layer_class]
+            yield Problem(where, f"{layer_class} never goes below {least} bits: {why}", "write fp8, w8a16 or keep")
     for layer_class in recipe.unprotect:
         if layer_class not in UNPROTECTABLE:
             allowed = ", ".join(sorted(UNPROTECTABLE))
@@ -345,6 +364,9 @@ def recipe_schema() -> dict[str, Any]:
         schema["properties"].pop(hidden)
     classes = {"enum": [str(c) for c in LayerClass if c not in PROTECTED]}
     schema["properties"]["schemes"]["propertyNames"] = classes
+    schema["properties"]["schemes"]["properties"] = {
+        str(c): _scheme_json_schema(bits=least) for c, (least, _) in MINIMUM_BITS.items()
+    }
     schema["properties"]["unprotect"]["propertyNames"] = {"enum": [str(c) for c in sorted(UNPROTECTABLE)]}
     schema["properties"]["method"] = {
         "anyOf": [{"type": "string", "enum": ["rtn", "mse"]}, schema["properties"]["method"]]

@@ -6,7 +6,7 @@ Shapes: H hidden, I intermediate, A/K query/key heads of width D, Kl/Vl key/valu
 from __future__ import annotations
 
 from sparkquant.layers import LayerClass as C
-from sparkquant.layers import TensorRule
+from sparkquant.layers import Limit, TensorRule
 
 LAYERS = r"model\.(?:language_model\.)?layers\.\d+"
 """Decoder layers, in text-only (`model.layers`) and multimodal (`model.language_model.layers`) checkpoints."""
@@ -86,12 +86,15 @@ def norms(at: str) -> tuple[TensorRule, ...]:
     )
 
 
-def top() -> tuple[TensorRule, ...]:
-    """Embedding and lm_head [V, H], final norm."""
+TEXT_ONLY = Limit(("0.25", "0.26"), "the text-only class came later; the multimodal one is there")
+
+
+def top(*, plain_head: tuple[Limit, ...] = ()) -> tuple[TensorRule, ...]:
+    """Embedding and lm_head [V, H], final norm; `plain_head` says where the engine takes the head in 16 bits only."""
     return (
         TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED),
         TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM),
-        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True),
+        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=plain_head),
     )
 
 

@@ -57,4 +57,5 @@ def layout(config: Mapping[str, Any]) -> Layout:
         ignore_always=q.IGNORE,
         tied_head=tied(config),
         live_names=q.LIVE_NAMES,
+        absent=(q.TEXT_ONLY,) if str(config.get("model_type")).endswith("_text") else (),
     )

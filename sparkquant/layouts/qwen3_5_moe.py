@@ -33,5 +33,6 @@ def layout(config: Mapping[str, Any]) -> Layout:
         ignore_always=q.IGNORE,
         tied_head=tied(config),
         live_names=q.LIVE_NAMES,
+        absent=(q.TEXT_ONLY,) if str(config.get("model_type")).endswith("_text") else (),
         experts=(config_int(text, "num_experts", 0), config_int(text, "num_experts_per_tok", 0)),
     )

@@ -191,14 +191,19 @@ def test_protected_classes_hold_no_quantizable_tensor_except_the_draft_head(fami
     layout = layouts.family_layout(family)
     assert {c for c in layout.linear_classes if c in PROTECTED} <= UNPROTECTABLE
     assert layout.linear_classes <= layout.classes
-    assert {"linear_attention.gates", "linear_attention.conv", "mtp", "norm", "embed"} <= layout.classes
+    assert {"norm", "embed"} <= layout.classes
     assert {"mtp"} == UNPROTECTABLE
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_the_qwen_hybrids_have_gates_a_convolution_and_a_draft_head(family: str) -> None:
+    assert {"linear_attention.gates", "linear_attention.conv", "mtp"} <= layouts.family_layout(family).classes
 
 
 def test_the_protected_set_is_the_documented_one() -> None:
     assert set(PROTECTED) == {
-        "linear_attention.gates", "linear_attention.conv", "vision", "audio", "mtp", "router", "norm", "state", "embed",
-        "ssm.dt", "ssm.conv",
+        "linear_attention.gates", "linear_attention.conv", "vision", "audio", "mtp", "router", "adapter", "norm",
+        "state", "embed", "ssm.dt", "ssm.conv",
     }  # fmt: skip
 
 
