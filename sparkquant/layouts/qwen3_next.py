@@ -12,6 +12,7 @@ from typing import Any
 from sparkquant.layers import LayerClass as C
 from sparkquant.layers import Layout, MtpRule, TensorRule, config_int
 from sparkquant.layouts import _qwen as q
+from sparkquant.layouts._decoder import PLAIN_HEAD
 
 MODEL_TYPES = ("qwen3_next",)
 
@@ -22,7 +23,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
     return Layout(
         family="qwen3_next",
         rules=(
-            *q.top(),
+            *q.top(plain_head=(PLAIN_HEAD,)),
             TensorRule(rf"{at}\.linear_attn\.in_proj_qkvz\.weight", C.LINEAR_ATTENTION_QKVZ, linear=True),
             TensorRule(rf"{at}\.linear_attn\.in_proj_ba\.weight", C.LINEAR_ATTENTION_GATES),
             TensorRule(rf"{at}\.linear_attn\.out_proj\.weight", C.LINEAR_ATTENTION_OUT, linear=True, row_parallel=True),
