@@ -1,0 +1,30 @@
+"""GLM-5: latent attention with an indexer, mixture of experts, draft head as the layer behind the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkquant.layers import Layout, TensorRule, config_int
+from sparkquant.layouts import _decoder as d
+from sparkquant.layouts import _mla, _nextn
+
+MODEL_TYPES = ("glm_moe_dsa",)
+
+
+def block(at: str) -> tuple[TensorRule, ...]:
+    """One decoder layer."""
+    return (*_mla.mixture(at), *_mla.mla(at), *_mla.indexer(at))
+
+
+def layout(config: Mapping[str, Any]) -> Layout:
+    """Layout of a GLM-5-type checkpoint."""
+    layers = config_int(config, "num_hidden_layers", 78)
+    return Layout(
+        family="glm_moe_dsa",
+        rules=(*_nextn.decoder_and_draft(r"model\.", layers, block), *d.top()),
+        mtp=_nextn.rule(config, layers),
+        ignore_always=(*_mla.IGNORE, *_mla.INDEXER_IGNORE),
+        tied_head=d.tied(config),
+        experts=(config_int(config, "n_routed_experts", 0), config_int(config, "num_experts_per_tok", 0)),
+    )
