@@ -1,0 +1,28 @@
+"""Mamba-2 without attention, as Codestral-Mamba."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkquant.layers import NO_DRAFT_HEAD, Layout
+from sparkquant.layouts import _decoder as d
+from sparkquant.layouts import _mamba
+
+MODEL_TYPES = ("mamba2",)
+
+
+def layout(config: Mapping[str, Any]) -> Layout:
+    """Layout of a Mamba-2 checkpoint."""
+    at = r"backbone\.layers\.\d+"
+    return Layout(
+        family="mamba2",
+        rules=(
+            *d.top(r"backbone\.", embed="embeddings", norm="norm_f", plain_head=True),
+            *_mamba.mamba2(at, "mixer"),
+            *d.norms(at, "norm"),
+        ),
+        mtp=NO_DRAFT_HEAD,
+        ignore_always=(r"re:.*mixer\.conv1d$", r"re:.*embeddings$"),
+        tied_head=d.tied(config),
+    )
