@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 DAMPING = 0.3
-"""Share of the mean diagonal that is added to it; 0.01 is usual, 0.1 to 1 gave the lower KL on a trained hybrid."""
+"""Share of the mean diagonal that is added to it; 0.01 is usual, 0.1 to 1 gave a lower KL on a trained hybrid."""
 CORRECTION = 0.5
 """How far the target moves towards the source model's outputs; all the way gave a higher KL than half."""
 
-_ESCALATIONS = 4
+_OUTLIERS = 4.0  # the mean counts for at most so many medians: a few huge inputs must not damp all others away
+_ESCALATIONS = 8
 
 
 class Hessian:
@@ -120,7 +121,7 @@ def factorize(hessian: Hessian, *, damping: float = DAMPING, correction: float =
     """Factors of a Hessian, or None when there are none: no tokens, only zero inputs, or hopeless conditioning.
 
     Inputs that were always zero get only the damping: their weights are rounded to nearest. The damping grows tenfold
-    up to four times while Cholesky (float64) fails. Raises ValueError when a sum is not finite, or damping is not
+    up to eight times while Cholesky (float64) fails. Raises ValueError when a sum is not finite, or damping is not
     positive.
     """
     if damping <= 0:
@@ -129,12 +130,13 @@ def factorize(hessian: Hessian, *, damping: float = DAMPING, correction: float =
         if sums is not None and not bool(torch.isfinite(sums).all()):
             raise ValueError(f"the {name} of {hessian.tokens} calibration tokens hold or add up to non-finite values")
     diagonal = hessian.moment.diagonal()
-    mean = float(diagonal.double().mean()) if hessian.columns else 0.0
-    if mean <= 0.0:
+    used = diagonal[diagonal > 0].double()
+    if used.numel() == 0:
         return None
+    usual = min(float(used.sum()) / hessian.columns, _OUTLIERS * float(used.median()))
     order = torch.argsort(diagonal, descending=True, stable=True)
     for escalated in range(_ESCALATIONS + 1):
-        added = damping * 10.0**escalated * mean
+        added = damping * 10.0**escalated * usual
         damped = hessian.moment.clone()
         damped.diagonal().add_(added)
         upper = _inverse_factor(damped[order][:, order])
