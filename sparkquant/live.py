@@ -73,9 +73,12 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
                 problems.append(Problem(key, f"is {list(live.shape)}, the checkpoint's {name} is {list(header.shape)}"))
             elif (changed := _changed(live, reader.read(name), TORCH_DTYPES[header.dtype])) is not None:
                 overlay[name] = changed
+    # Weights that several modules share are stored once: a block that several layers run.
+    shared = {state[key].data_ptr() for key in used} - {0}
     problems += [
         Problem(key, "is no tensor of the checkpoint: its change would be lost")
         for key in sorted(set(state) - used - tied)
+        if state[key].data_ptr() not in shared
     ]
     if problems:
         raise UsageError(
@@ -87,23 +90,35 @@ def overlay_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def live_view(name: str, state: Mapping[str, Tensor], layout: Layout) -> tuple[str | None, Tensor | None]:
-    """The live tensor behind a checkpoint name: itself, a renamed one, or a slice of stacked experts."""
+    """The live tensor behind a checkpoint name: itself, a renamed one, rows of one, or a slice of stacked experts."""
     spellings = [name, *(re.sub(pattern, to, name) for pattern, to in layout.live_names)]
     for spelling in spellings:
-        if spelling in state:
-            return spelling, state[spelling]
+        key, _, rows = spelling.partition("[")
+        if key in state:
+            return key, _rows(state[key], rows)
     for spelling in spellings:
         match = _EXPERT.fullmatch(spelling)
         if match is None:
             continue
         stacked, expert, part = match.group(1), int(match.group(2)), match.group(3)
-        key = f"{stacked}.down_proj" if part == "down" else f"{stacked}.gate_up_proj"
+        own, joined = f"{stacked}.{part}_proj", f"{stacked}.gate_up_proj"
+        key = own if own in state else joined
         if key in state and expert < state[key].shape[0]:
-            rows = state[key][expert]
-            if part != "down":
-                rows = rows.chunk(2, dim=0)[0 if part == "gate" else 1]
-            return key, rows
+            matrix = state[key][expert]
+            return key, matrix if key == own else matrix.chunk(2, dim=0)[0 if part == "gate" else 1]
     return None, None
+
+
+def _rows(tensor: Tensor, piece: str) -> Tensor:
+    """`a:b]` are those rows of a tensor, `i/n]` the i-th of n equal pieces of it, "" is all of it."""
+    if not piece:
+        return tensor
+    if ":" in piece:
+        first, last = map(int, piece.rstrip("]").split(":"))
+        return tensor[first:last]
+    index, count = map(int, piece.rstrip("]").split("/"))
+    length = tensor.shape[0] // count
+    return tensor[index * length : (index + 1) * length]
 
 
 def _changed(live: Tensor, stored: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -41,7 +41,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
         ),
         mtp=NO_DRAFT_HEAD,
         ignore_always=(*_mla.IGNORE, r"re:.*vision_tower\..*", r"re:.*multi_modal_projector\..*"),
-        tied_head=d.tied(config),
+        tied_head=d.tied(config, default=text is not config),
         experts=(config_int(text, "n_routed_experts", 0), config_int(text, "num_experts_per_tok", 0)),
         live_names=(
             (r"^language_model\.lm_head\.", "lm_head."),
