@@ -271,10 +271,11 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
 
 def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
     """Fused modules that lack a part which their siblings in other layers have: the engine would load garbage."""
-    kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    kinds: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for placement in placements:
         if placement.rule.linear and placement.layer is not None and not placement.rule.optional:
-            kind = re.sub(r"\d+", "N", placement.group)
+            # A layer of another kind may have one tensor under the name of the module that others fuse.
+            kind = re.sub(r"(?<=\.)\d+(?=\.|$)", "N", placement.group), placement.rule.fused
             parent = placement.group.rpartition(".")[0]
             kinds[kind][placement.group].add(placement.module.removeprefix(parent))
     for groups in kinds.values():
