@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkquant.recipe_files import load_recipe, recipe_names
 from tests.data.shapes import Shapes, tensor_shapes
 
 HIDDEN, INNER, VOCAB = 256, 512, 512
@@ -109,6 +110,12 @@ CONFIGS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "qwen3_5_moe_text": _qwen3_5_moe_text,
 }
 """Every `model_type` that `build` can write."""
+
+
+def hybrid_recipes() -> list[str]:
+    """Shipped recipes for the families that are built here."""
+    built = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
+    return [name for name in recipe_names() if built & set(load_recipe(name).families)]
 
 
 def config_of(

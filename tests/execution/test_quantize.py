@@ -15,9 +15,9 @@ import sparkquant
 from sparkquant import events
 from sparkquant.checkpoint import INDEX, Checkpoint
 from sparkquant.errors import CheckFailed, CheckpointError, NonFiniteWeight, QuantizedSource, UsageError
-from sparkquant.recipe_files import load_recipe, recipe_names
+from sparkquant.recipe_files import load_recipe
 from sparkquant.report import Status
-from tests.checkpoints import RawTensors, build, read_raw
+from tests.checkpoints import RawTensors, build, hybrid_recipes, read_raw
 from tests.execution.folders import digests
 from tests.execution.runs import BUILDS, Checkpoints, in_a_child, set_values, source_of
 
@@ -31,7 +31,7 @@ W4A16 = {
 
 
 def _cases() -> list[Any]:
-    return [pytest.param(kind, recipe, id=f"{kind}-{recipe}") for kind in BUILDS for recipe in recipe_names()]
+    return [pytest.param(kind, recipe, id=f"{kind}-{recipe}") for kind in BUILDS for recipe in hybrid_recipes()]
 
 
 # Every recipe on every kind of checkpoint

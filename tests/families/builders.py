@@ -59,6 +59,6 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.fl
         return np.log(1 + 15 * random.random(shape, dtype=np.float32))
     normal = random.standard_normal(shape, dtype=np.float32)
     if len(shape) < 2:
-        is_norm = "norm" in name and name.endswith(".weight") or name.endswith(("layer_scalar", ".D"))
+        is_norm = ("norm" in name and name.endswith(".weight")) or name.endswith(("layer_scalar", ".D"))
         return np.float32(1.0 if is_norm else 0.0) + np.float32(0.02) * normal
     return normal / np.float32(shape[-1] ** 0.5)

@@ -84,7 +84,8 @@ PUBLISHED: Mapping[str, Published] = {
     "DeepSeek-V3": Published(
         {
             **DEEPSEEK, "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61, "intermediate_size": 18432,
-            "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+            "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
             "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
             "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4,
         },

@@ -16,8 +16,7 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.formats import dequantize, stored_modules
 from sparkquant.formats.stored import StoredModule
 from sparkquant.reading import read_tensor
-from sparkquant.recipe_files import recipe_names
-from tests.checkpoints import RawTensors
+from tests.checkpoints import RawTensors, hybrid_recipes
 from tests.execution.runs import Checkpoints
 
 pytest.importorskip("compressed_tensors")
@@ -75,7 +74,7 @@ def _agree(out: Path) -> int:
 
 
 @pytest.mark.parametrize("method", ["rtn", "mse"])
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", hybrid_recipes())
 @pytest.mark.parametrize(
     "model_type",
     [

@@ -26,7 +26,7 @@ from sparkquant.layers import PROTECTED, LayerClass, Layout, MtpRule, TensorRule
 from sparkquant.planning import make_plan
 from sparkquant.recipe import Recipe, parse_recipe
 from sparkquant.recipe_files import load_recipe, recipe_names
-from tests.checkpoints import RawTensors, build
+from tests.checkpoints import RawTensors, build, hybrid_recipes
 from tests.data import published
 from tests.data.shapes import Shapes, tensor_shapes
 
@@ -207,7 +207,7 @@ def test_an_unknown_chip_has_no_ceiling(checkpoints: Checkpoints) -> None:
 
 PLANS = [
     (name, model_type, tied)
-    for name in recipe_names()
+    for name in hybrid_recipes()
     for model_type in ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
     for tied in (False, True)
     if not (tied and LayerClass.LM_HEAD in load_recipe(name).schemes)
@@ -789,7 +789,7 @@ def test_headers_alone_are_enough(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize("model", ["hybrid-5m", "hybrid-32m"])
 def test_trained_models_plan_with_every_recipe(model: str, shared: Path) -> None:
     checkpoint = Checkpoint.open(shared / "models" / model)
-    for name in recipe_names():
+    for name in hybrid_recipes():
         plan = make_plan(checkpoint, load_recipe(name))
         assert plan.totals["draft_head_tensors"] == 15
         assert plan.totals["output_bytes"] < plan.totals["source_bytes"]
