@@ -9,6 +9,7 @@
     ├── CheckpointError             3  a folder that cannot be read as a checkpoint
     │   ├── UnknownFamily           3  no layout for this model_type
     │   ├── UnknownTensor           3  a tensor name that the layout does not know
+    │   ├── UnsupportedFormat       3  a quant_method that no reader knows
     │   ├── QuantizedSource         3  the source is quantized already
     │   └── NonFiniteWeight         3  NaN or infinity among the source weights
     ├── CheckFailed                 4  a check of verify, evaluate or validate is red
@@ -91,6 +92,10 @@ class UnknownFamily(CheckpointError):
 
 class UnknownTensor(CheckpointError):
     """A checkpoint holds names that its family's layout does not classify."""
+
+
+class UnsupportedFormat(CheckpointError):
+    """The `quant_method` of a quantized checkpoint has no reader."""
 
 
 class QuantizedSource(CheckpointError):

@@ -1,6 +1,7 @@
 """Read a quantized checkpoint of any producer: which module is stored how, and what its weights are.
 
-A producer is one file here that defines `QUANT_METHODS` (values of `quant_method` in config.json) and
+A producer is one file here that defines `QUANT_METHODS` (values of `quant_method` in config.json),
+`declared(checkpoint, block) -> Declaration` (what the config says, its faults as data) and
 `modules(checkpoint) -> Mapping[str, StoredModule]`. It is found by its presence; nothing else has to be edited.
 
     weights = stored_modules(checkpoint)
@@ -14,30 +15,34 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sparkquant.checkpoint import Checkpoint
-from sparkquant.errors import CheckpointError
+from sparkquant.checkpoint import Checkpoint, read_json
+from sparkquant.errors import UnsupportedFormat
+from sparkquant.formats.declaration import Declaration
 from sparkquant.formats.stored import StoredModule, StoredScheme, split_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "StoredModule", "StoredScheme", "UnsupportedFormat", "dequantize", "quant_methods", "quantization_block",
-    "split_name", "stored_modules",
+    "Declaration", "StoredModule", "StoredScheme", "UnsupportedFormat", "declared", "dequantize", "quant_methods",
+    "quantization_block", "quantization_of", "side_block", "split_name", "stored_modules",
 ]  # fmt: skip
 
 
-class UnsupportedFormat(CheckpointError):
-    """A `quant_method` that no reader knows."""
+NOT_READERS = ("declaration", "dequantization", "storage", "stored")
+"""Modules here that are not searched for readers: the second one needs torch."""
 
 
 @cache
 def _readers() -> dict[str, ModuleType]:
     found: dict[str, ModuleType] = {}
     for info in pkgutil.iter_modules(__path__):
+        if info.name in NOT_READERS:
+            continue
         module = importlib.import_module(f"{__name__}.{info.name}")
         for method in getattr(module, "QUANT_METHODS", ()):
             found[method] = module
@@ -56,9 +61,34 @@ def quantization_block(config: Mapping[str, Any]) -> Any:
     return config.get("quantization_config") or inner
 
 
-def reader_for(config: Mapping[str, Any], *, source: str = "config.json") -> ModuleType | None:
-    """The reader of a config's `quant_method`; None when nothing is declared. Raises UnsupportedFormat."""
-    block = quantization_block(config)
+def side_block(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The block that ModelOpt's hf_quant_config.json stands for; None without that file, or with a link in its place.
+
+    Raises CheckpointError when it is no JSON object.
+    """
+    from sparkquant.formats.modelopt import SIDE_FILE, block_of
+
+    path = checkpoint.path / SIDE_FILE
+    if not path.is_file() or checkpoint.path.resolve() not in (*path.resolve().parents, *_snapshot_roots(path)):
+        return None
+    return block_of(read_json(path))
+
+
+def _snapshot_roots(path: Path) -> tuple[Path, ...]:
+    """The folder itself for a link of the hub cache to its own blobs."""
+    folder = path.parent.resolve()
+    blobs = folder.parent.parent / "blobs"
+    return (folder,) if folder.parent.name == "snapshots" and blobs in path.resolve().parents else ()
+
+
+def quantization_of(checkpoint: Checkpoint) -> Any:
+    """The block of config.json, else the one of hf_quant_config.json; None when nothing is declared."""
+    block = quantization_block(checkpoint.config)
+    return side_block(checkpoint) if block is None else block
+
+
+def reader_for(block: Any, *, source: str = "config.json") -> ModuleType | None:
+    """The reader of a block's `quant_method`; None when nothing is declared. Raises UnsupportedFormat."""
     if block is None:
         return None
     method = block.get("quant_method") if isinstance(block, Mapping) else None
@@ -70,9 +100,19 @@ def reader_for(config: Mapping[str, Any], *, source: str = "config.json") -> Mod
     return reader
 
 
+def declared(checkpoint: Checkpoint) -> Declaration | None:
+    """What the quantization config says, its faults included; None when there is none. Raises UnsupportedFormat."""
+    block = quantization_of(checkpoint)
+    reader = reader_for(block, source=str(checkpoint.path / "config.json"))
+    if reader is None:
+        return None
+    said: Declaration = reader.declared(checkpoint, block)
+    return said
+
+
 def stored_modules(checkpoint: Checkpoint) -> Mapping[str, StoredModule]:
     """Every module with its stored tensors; `scheme` is None where it holds plain weights."""
-    reader = reader_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
+    reader = reader_for(quantization_of(checkpoint), source=str(checkpoint.path / "config.json"))
     if reader is None:
         from sparkquant.formats.stored import plain_modules
 

@@ -6,67 +6,50 @@ found and named, and what can be understood is understood.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.engine.patterns import Budget, Entries, Pattern
+from sparkquant.formats.declaration import (
+    ACTORDER,
+    FORMAT,
+    MALFORMED,
+    UNSUPPORTED,
+    Declaration,
+    Fault,
+    Group,
+    kind_of,
+    texts,
+)  # fmt: skip
 from sparkquant.formats.stored import StoredModule, StoredScheme, modules_of
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK, SCHEMES
 
 QUANT_METHODS = ("compressed-tensors",)
 MIXED = "mixed-precision"
-MAX_ENTRIES = 200_000
-"""Targets or ignore entries that are looked at; published lists have a few thousand at most."""
-
-MALFORMED, ACTORDER, FORMAT, UNSUPPORTED = "malformed", "actorder", "format", "unsupported"
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a config: its kind, the key where it is, and what is wrong."""
-
-    kind: str
-    where: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One entry of `config_groups`; `scheme` is None when it cannot be understood (a Fault says why)."""
-
-    name: str
-    targets: tuple[str, ...]
-    scheme: StoredScheme | None
-    format: str
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A whole `quantization_config`, with everything that is wrong with it as data."""
-
-    groups: tuple[Group, ...] = ()
-    ignore: tuple[str, ...] = ()
-    kv_cache: bool = False
-    faults: tuple[Fault, ...] = ()
+def declared(checkpoint: Checkpoint, block: Any) -> Declaration:  # noqa: ARG001
+    """See `declaration`: the tensors do not matter here."""
+    return declaration(block)
 
 
 def declaration(block: Any) -> Declaration:
     """Read a `quantization_config`. Never raises: a strange value is a Fault."""
     faults: list[Fault] = []
     if not isinstance(block, Mapping):
-        return Declaration(faults=(Fault(MALFORMED, "quantization_config", f"is {_kind(block)}, not an object"),))
+        return Declaration(faults=(Fault(MALFORMED, "quantization_config", f"is {kind_of(block)}, not an object"),))
     groups = block.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        faults.append(Fault(MALFORMED, "config_groups", f"is {_kind(groups)}: at least one group is needed"))
+        faults.append(Fault(MALFORMED, "config_groups", f"is {kind_of(groups)}: at least one group is needed"))
         groups = {}
     shared = block.get("format")
     if not isinstance(shared, str):
-        faults.append(Fault(MALFORMED, "format", f"is {_kind(shared)}, not a text"))
+        faults.append(Fault(MALFORMED, "format", f"is {kind_of(shared)}, not a text"))
         shared = ""
     found = tuple(_group(f"config_groups.{name}", name, value, shared, faults) for name, value in groups.items())
-    ignore = _texts(block.get("ignore", []), "ignore", faults)
+    ignore = texts(block.get("ignore", []), "ignore", faults)
     formats = {group.format for group in found if group.format}
     if len(formats) > 1 and shared != MIXED:
         what = f"is {shared!r}, but the groups use {', '.join(sorted(formats))}: it must be {MIXED!r}"
@@ -74,36 +57,16 @@ def declaration(block: Any) -> Declaration:
     return Declaration(found, ignore, bool(block.get("kv_cache_scheme")), tuple(faults))
 
 
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "a boolean"}
-    return "absent" if value is None else names.get(type(value), type(value).__name__)
-
-
-def _texts(value: Any, where: str, faults: list[Fault]) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        faults.append(Fault(MALFORMED, where, f"is {_kind(value)}, not a list of names"))
-        return ()
-    if len(value) > MAX_ENTRIES:
-        faults.append(Fault(MALFORMED, where, f"has {len(value):,} entries"))
-        return ()
-    wrong = next((item for item in value if not isinstance(item, str)), None)
-    if wrong is not None:
-        faults.append(Fault(MALFORMED, where, f"holds {_kind(wrong)} where a name is needed"))
-    return tuple(item for item in value if isinstance(item, str))
-
-
 def _group(where: str, name: str, value: Any, shared: str, faults: list[Fault]) -> Group:
     if not isinstance(value, Mapping):
-        faults.append(Fault(MALFORMED, where, f"is {_kind(value)}, not an object"))
+        faults.append(Fault(MALFORMED, where, f"is {kind_of(value)}, not an object"))
         return Group(name, (), None, "")
-    targets = _texts(value.get("targets"), f"{where}.targets", faults)
+    targets = texts(value.get("targets"), f"{where}.targets", faults)
     if not targets:
         faults.append(Fault(MALFORMED, f"{where}.targets", "is empty: the group can never apply"))
     own = value.get("format")
     if own is not None and not isinstance(own, str):
-        faults.append(Fault(MALFORMED, f"{where}.format", f"is {_kind(own)}, not a text"))
+        faults.append(Fault(MALFORMED, f"{where}.format", f"is {kind_of(own)}, not a text"))
         own = None
     if own is None and shared == MIXED:
         faults.append(Fault(FORMAT, f"{where}.format", f"is absent although the top format is {MIXED!r}"))
@@ -124,14 +87,14 @@ class _Arguments:
         self.faults = faults
         self.fields: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
         if not isinstance(fields, Mapping):
-            faults.append(Fault(MALFORMED, where, f"is {_kind(fields)}, not an object"))
+            faults.append(Fault(MALFORMED, where, f"is {kind_of(fields)}, not an object"))
 
     def _take(self, key: str, kind: type, default: Any) -> Any:
         value = self.fields.get(key)
         if value is None:
             return default
         if type(value) is not kind:
-            self.faults.append(Fault(MALFORMED, f"{self.where}.{key}", f"is {_kind(value)}"))
+            self.faults.append(Fault(MALFORMED, f"{self.where}.{key}", f"is {kind_of(value)}"))
             return default
         return value
 
@@ -182,7 +145,7 @@ class _Arguments:
         if activations is None:
             return "none"
         if not isinstance(activations, Mapping):
-            self.faults.append(Fault(MALFORMED, f"{group}.input_activations", f"is {_kind(activations)}"))
+            self.faults.append(Fault(MALFORMED, f"{group}.input_activations", f"is {kind_of(activations)}"))
             return "none"
         # `local` (NVFP4) computes block scales on the fly, below a stored global one.
         return "dynamic" if activations.get("dynamic") is True else "static"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sparkquant.checkpoint import Checkpoint, TensorHeader
+from sparkquant.formats.storage import Storage, codes_suffix, matrix_of, tensors_of
 from sparkquant.schemes import OutputTensor, Scheme
 
 SUFFIXES = (
     "weight_packed", "weight_scale", "weight_global_scale", "weight_shape", "weight_zero_point", "weight_g_idx",
     "weight_scale_inv", "weight_scale_2", "input_scale", "input_global_scale", "input_zero_point", "g_idx",
-    "qweight", "qzeros", "scales",
+    "qweight", "qzeros", "scales", "pre_quant_scale",
 )  # fmt: skip
 """Names below a module that only quantized modules have."""
 
@@ -29,14 +30,16 @@ def split_name(name: str) -> tuple[str, str]:
 class StoredScheme:
     """A scheme as some producer declares it: ours, or a relative of ours.
 
-    scheme      the scheme of this project that lays the weights out the same way
+    scheme      the scheme of this project that stands for the same arithmetic
     per_tensor  FP8 with one scale for the whole matrix
     inputs      activations: `none`, `dynamic`, or `static` (a stored input scale)
+    storage     the producer's names, packing and scale convention
     """
 
     scheme: Scheme
     per_tensor: bool = False
     inputs: str = "none"
+    storage: Storage = Storage.COMPRESSED_TENSORS
 
     @property
     def label(self) -> str:
@@ -44,26 +47,21 @@ class StoredScheme:
         text = "fp8 tensor" if self.per_tensor else self.scheme.label
         return text + (" with static activations" if self.inputs == "static" else "")
 
+    @property
+    def codes(self) -> str:
+        """Suffix of the tensor that holds the codes."""
+        return codes_suffix(self.scheme, self.storage)
+
     def outputs(self, shape: tuple[int, ...]) -> tuple[OutputTensor, ...]:
         """The tensors required for a Linear [N, K], names relative to the module."""
-        stored = list(self.scheme.outputs(shape))
-        if self.per_tensor:
-            stored = [replace(t, shape=(1,)) if t.name == "weight_scale" else t for t in stored]
-        if self.inputs == "static" and self.scheme.name == "nvfp4a16":
-            stored.append(OutputTensor("input_global_scale", "F32", (1,)))
-        elif self.inputs == "static":
-            stored.append(OutputTensor("input_scale", "BF16", (1,)))
-        return tuple(stored)
+        return tensors_of(self.scheme, self.storage, shape, per_tensor=self.per_tensor, static=self.inputs == "static")
 
     def shape_of(self, tensors: Mapping[str, TensorHeader]) -> tuple[int, int] | None:
         """[N, K] as the stored codes imply it, None when they are absent or no matrix."""
-        codes = tensors.get("weight" if self.scheme.name in ("fp8", "fp8_block") else "weight_packed")
+        codes = tensors.get(self.codes)
         if codes is None or len(codes.shape) != 2:
             return None
-        rows, columns = codes.shape
-        if self.scheme.is_integer:
-            return rows, columns * (32 // self.scheme.bits)
-        return rows, columns * 2 if self.scheme.name == "nvfp4a16" else columns
+        return matrix_of(self.scheme, self.storage, codes.shape)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sparkquant import formats
 from sparkquant.engine.rules import Ignored
-from sparkquant.formats import compressed_tensors as ct
+from sparkquant.formats.declaration import ACTORDER, FORMAT, MALFORMED, UNSUPPORTED, Fault
 from sparkquant.layers import PROTECTED
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
@@ -17,10 +16,10 @@ from sparkquant.verification.schemes_stored import is_other_kind
 from sparkquant.verification.subject import Subject
 
 _FAULT_IDS = {
-    ct.MALFORMED: "config.malformed",
-    ct.UNSUPPORTED: "config.unsupported",
-    ct.FORMAT: "config.format",
-    ct.ACTORDER: "config.actorder",
+    MALFORMED: "config.malformed",
+    UNSUPPORTED: "config.unsupported",
+    FORMAT: "config.format",
+    ACTORDER: "config.actorder",
 }
 
 
@@ -67,9 +66,9 @@ def _nonfinite(config: Mapping[str, Any]) -> Iterator[str]:
 def _faults(subject: Subject) -> Iterator[Check]:
     assert subject.declared is not None
     faults = list(subject.declared.faults)
-    block = formats.quantization_block(subject.config)
+    block = subject.quantization
     if isinstance(block, Mapping) and "quant_method" not in block:
-        faults.append(ct.Fault(ct.MALFORMED, "quant_method", "is absent"))
+        faults.append(Fault(MALFORMED, "quant_method", "is absent"))
     for kind, id in _FAULT_IDS.items():
         of_kind = [fault for fault in faults if fault.kind == kind]
         if of_kind:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, ignored, matched_target
-from sparkquant.formats.compressed_tensors import Group
+from sparkquant.formats.declaration import Group
 from sparkquant.formats.stored import StoredScheme
 from sparkquant.verification.subject import Subject
 
@@ -44,6 +44,9 @@ def built(group: Group | None) -> Built:
 
 def resolve(subject: Subject, module: EngineModule, version: str) -> Resolution:
     """One module in one version."""
+    names = subject.declared.names if subject.declared is not None else None
+    if names is not None:
+        return Resolution(*names.answer(subject.engine, module))
     state = ignored(module, subject.ignore, version)
     if state is not Ignored.NO:
         return Resolution(state, ())

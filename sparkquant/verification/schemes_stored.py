@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from sparkquant.engine.rules import Ignored
 from sparkquant.formats.stored import StoredModule, StoredScheme
 from sparkquant.verification.resolution import BASE, named_group, resolve
 from sparkquant.verification.subject import Subject
+
+CODES = ("weight", "weight_packed", "qweight", "qzeros", "scales")
+"""What only modules of some kind have: theirs is another kind when its own codes are absent."""
 
 
 def declared_schemes(subject: Subject) -> dict[str, StoredScheme]:
@@ -12,10 +16,14 @@ def declared_schemes(subject: Subject) -> dict[str, StoredScheme]:
     found: dict[str, StoredScheme] = {}
     if subject.declared is None:
         return found
+    names = subject.declared.names
     for engine_module in subject.engine_modules:
         whole = resolve(subject, engine_module, BASE)
         for member in engine_module.members:
-            group = named_group(subject.engine.engine_name(member), subject) or whole.group
+            if names is not None:
+                group = names.group_of(member) if whole.ignored is not Ignored.YES else None
+            else:
+                group = named_group(subject.engine.engine_name(member), subject) or whole.group
             if group is not None and group.scheme is not None:
                 found[member] = group.scheme
     return found
@@ -32,12 +40,10 @@ def readable_schemes(subject: Subject) -> dict[str, StoredScheme]:
 
 def is_other_kind(module: StoredModule, scheme: StoredScheme) -> bool:
     """Whether the stored codes cannot belong to the scheme at all: another name or another dtype."""
-    codes = "weight" if scheme.scheme.name in ("fp8", "fp8_block") else "weight_packed"
-    other = "weight_packed" if codes == "weight" else "weight"
-    header = module.tensors.get(codes)
+    header = module.tensors.get(scheme.codes)
     if header is None:
-        return other in module.tensors or any(s in module.tensors for s in ("qweight", "scales", "qzeros"))
-    wanted = next(t.dtype for t in scheme.outputs((128, 128)) if t.name == codes)
+        return any(suffix in module.tensors for suffix in CODES)
+    wanted = next(t.dtype for t in scheme.outputs((128, 128)) if t.name == scheme.codes)
     return header.dtype != wanted
 
 
@@ -45,4 +51,5 @@ def stored_bits(module: StoredModule, scheme: StoredScheme | None) -> int:
     """Bits of a quantized module's codes; 4 when only a declaration could say and there is none."""
     if scheme is not None and not is_other_kind(module, scheme):
         return scheme.scheme.bits
-    return 8 if "weight" in module.tensors else 4
+    codes = module.tensors.get("weight")
+    return 8 if codes is not None and codes.dtype != "U8" else 4

@@ -15,7 +15,9 @@ from sparkquant.checkpoint import INDEX, Checkpoint
 from sparkquant.engine.patterns import Budget, Entries, Pattern
 from sparkquant.engine.rules import GENERIC, MODELS, EngineModel, EngineModule, engine_modules
 from sparkquant.errors import CheckpointError, UnknownFamily
-from sparkquant.formats.compressed_tensors import QUANT_METHODS, Declaration, Group, declaration
+from sparkquant.formats.compressed_tensors import declaration
+from sparkquant.formats.declaration import Declaration, Group
+from sparkquant.formats.modelopt import SIDE_FILE
 from sparkquant.formats.stored import StoredModule, StoredScheme, modules_of
 from sparkquant.layers import LayerClass, Layout, Placement
 from sparkquant.layouts import layout_for
@@ -57,10 +59,17 @@ class Subject:
     @cached_property
     def declared(self) -> Declaration | None:
         """What quantization_config says; None when there is none."""
-        block = formats.quantization_block(self.config)
-        if isinstance(block, Mapping) and "quant_method" in block and block["quant_method"] not in QUANT_METHODS:
-            formats.reader_for(self.config, source=str(self.path / "config.json"))
-        return None if block is None else declaration(block)
+        block = self.quantization
+        if block is None:
+            return None
+        if not isinstance(block, Mapping) or "quant_method" not in block:
+            return declaration(block)  # the faults of the commonest format
+        return formats.declared(self.checkpoint)
+
+    @cached_property
+    def quantization(self) -> Any:
+        """The quantization config as it is stored; None when there is none."""
+        return formats.quantization_of(self.checkpoint)
 
     @cached_property
     def engine(self) -> EngineModel:
@@ -184,7 +193,6 @@ def _require_readable(path: Path, folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> Iterator[str]:
-    yield "config.json"
-    yield INDEX
+    yield from ("config.json", SIDE_FILE, INDEX)
     with os.scandir(folder) as entries:
         yield from sorted(entry.name for entry in entries if entry.name.endswith(".safetensors"))

@@ -68,9 +68,7 @@ def qparams(weight: Tensor, scheme: QuantizationScheme, peak: float) -> dict[str
     found: dict[str, Tensor] = {}
     if args.strategy == "tensor_group":
         found["weight_global_scale"] = generate_gparam(torch.tensor(-peak), torch.tensor(peak))
-    scale, zero = calculate_qparams(
-        pieces.amin(-1), pieces.amax(-1), args, found.get("weight_global_scale")
-    )
+    scale, zero = calculate_qparams(pieces.amin(-1), pieces.amax(-1), args, found.get("weight_global_scale"))
     # stored scales are BF16, and codes are made with what is stored
     found["weight_scale"] = scale if "weight_global_scale" in found else scale.to(torch.bfloat16)
     if not args.symmetric:

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.errors import CheckpointError, UsageError
-from sparkquant.formats import UnsupportedFormat, stored_modules
+from sparkquant.errors import CheckpointError, UnsupportedFormat, UsageError
+from sparkquant.formats import stored_modules
 from sparkquant.verification.gate import verify
 from tests.verification.conftest import Draft, Good, findings
 
@@ -121,7 +121,7 @@ def test_arguments(tmp_path: Path, good: Good) -> None:
         verify(good("qwen-hybrid-w4a16").out, level="shallow")
 
 
-@pytest.mark.parametrize("method", ["gptq", "fp8", ["compressed-tensors"], None, {}])
+@pytest.mark.parametrize("method", ["bitsandbytes", ["compressed-tensors"], None, {}])
 def test_a_foreign_quant_method_is_named(method: Any, draft: Callable[..., Draft]) -> None:
     broken = draft()
     broken.block["quant_method"] = method
