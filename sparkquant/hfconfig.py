@@ -62,7 +62,8 @@ def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, tuple[str, ...], str], _Suff
         label = decision.scheme.label if decision.scheme else "keep"
         match = _LAYER_PATH.match(decision.module)
         if match is None:
-            top[decision.module] = label
+            # Engines and live models put it below other parents: the leaf is what all have in common.
+            top[decision.module.rpartition(".")[2]] = label
             continue
         mtp = decision.layer_class is LayerClass.MTP
         head, leaves = _spellings(match["suffix"], rule.fused)
@@ -162,7 +163,8 @@ def ignore_list(
 ) -> list[str]:
     """Everything that stays 16-bit, in spellings that fit checkpoint names and engine names alike."""
     ignore = list(layout.ignore_always)
-    if layout.mtp.region:
+    suffixes = list(suffixes)
+    if layout.mtp.region and (not layout.mtp.by_index or any(suffix.mtp for suffix in suffixes)):
         ignore += layout.mtp.plain if mtp_quantized else (rf"re:.*{layout.mtp.region}.*",)
     ignore += [rf"re:.*{re.escape(module)}$" for module, label in sorted(top.items()) if label == "keep"]
     if layout.tied_head and not any(module.endswith("lm_head") for module in top):

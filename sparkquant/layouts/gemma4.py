@@ -16,6 +16,7 @@ from sparkquant.layouts import _gemma
 MODEL_TYPES = ("gemma4", "gemma4_text")
 
 _PATH = r"model\.(?:language_model\.)?"
+_ALIASES = (r"layers\.{n}\.moe\.experts",)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -25,8 +26,9 @@ def layout(config: Mapping[str, Any]) -> Layout:
     return Layout(
         family="gemma4",
         rules=(
+            *d.experts(at, "experts", aliases=_ALIASES),
+            *d.stacked_experts(at, "experts", aliases=_ALIASES),
             *d.top(_PATH),
-            *d.stacked_experts(at, "experts", aliases=(r"layers\.{n}\.moe\.experts",)),
             *d.attention(at, qk_norms="[qk]_norm", shared_kv=True),
             *d.mlp(at),
             *_gemma.per_layer_input(_PATH, at),

@@ -21,8 +21,9 @@ _MOE = "block_sparse_moe"
 
 
 def experts(at: str) -> tuple[TensorRule, ...]:
-    """Stacked [E, 2*Im, H] and [E, H, Im]."""
+    """Stacked [E, 2*Im, H] and [E, H, Im], or one by one in quantized checkpoints."""
     return (
+        *d.experts(at, rf"{_MOE}\.experts"),
         TensorRule(
             rf"({at}\.{_MOE})\.input_linear\.weight", C.EXPERTS_GATE_UP, linear=True, parts=("gate_proj", "up_proj"),
             module=r"\1.experts.gate_up_proj",
