@@ -204,10 +204,12 @@ class GptqLayers:
     """The list of quantized modules that vLLM derives from the dtypes in the files, for GPTQ."""
 
     def __init__(self, layers: Iterable[str]) -> None:
-        self._layers = _Substrings(layers)
+        known = list(layers)
+        self._layers = _Substrings(known)
+        self._experts = {f"{name.partition('.experts.')[0]}.experts" for name in known if ".experts." in name}
 
     def answer(self, module: EngineModule) -> Ignored:
-        """Whether a module is left unquantized; experts are always built quantized."""
+        """Whether a module is left unquantized; experts by what is stored below them."""
         if module.is_moe:
-            return Ignored.NO
+            return Ignored.NO if module.name in self._experts else Ignored.YES
         return agreed(not self._layers.inside(shard) for shard in module.shards)

@@ -97,6 +97,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "scales.denormal": Entry("no scale is denormal: its reciprocal overflows", level="default"),
     "scales.flush": Entry("no NVFP4 block scale is small enough for Marlin to flush it", level="default", warns=True),
     "scales.global": Entry("the parts of an engine module share one NVFP4 global scale", level="default"),
+    "scales.order": Entry("every stored g_idx is the plain order that the config promises", level="default"),
     "scales.shape_value": Entry("every weight_shape states the real shape", level="default"),
     "values.fp8_nan": Entry("no FP8 weight is NaN", level="deep"),
     "values.finite": Entry("no stored 16- or 32-bit value is NaN or infinite", level="deep"),

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sparkquant.engine.patterns import Entries, Pattern
 from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, route
+from sparkquant.engine.skipping import WILD, wildcard
 from sparkquant.formats.stored import StoredScheme
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
@@ -25,18 +26,53 @@ IDS = (
 )  # fmt: skip
 
 
+OF_TARGETS = (
+    "rules.pattern", "rules.glob", "rules.unanchored", "rules.class_target", "rules.overlap", "rules.order",
+    "rules.dead_target",
+)  # fmt: skip
+"""Checks that only make sense where patterns are matched in an order."""
+
+
 def check_rules(subject: Subject) -> Iterator[Check]:
     """rules.*"""
     if subject.declared is None:
         yield from skipped("config.json has no quantization_config", *IDS)
         return
     rules = _Rules(subject)
-    yield from rules.entries()
+    if subject.declared.names is None:
+        yield from rules.entries()
+    else:
+        yield from skipped("compressed-tensors alone has targets and patterns", *OF_TARGETS)
+        yield from dead_names(subject, subject.declared.names.entries)
     yield from rules.modules()
     yield from rules.kernels()
     faults = [p for p in (*subject.ignore, *subject.targets) if p.fault]
     if faults:
         yield finding("rules.pattern", faults[0].fault, [pattern.text for pattern in faults])
+
+
+def dead_names(subject: Subject, entries: Sequence[str]) -> Iterator[Check]:
+    """Listed names and wildcards (no `re:`) that fit nothing stored, in neither spelling."""
+    names = {spelled for name in subject.modules for spelled in (name, subject.engine.engine_name(name))}
+    paths = {parent for name in names for parent in _paths(name)}
+    loose = [entry for entry in entries if entry not in paths and not any(word in entry for word in _EVERYWHERE)]
+    dead = [] if len(loose) * len(names) > MAX_COMPARED else [e for e in loose if not any(_fits(e, n) for n in names)]
+    if dead:
+        yield finding("rules.dead_ignore", f"{dead[0]!r} fits no module", dead)
+
+
+_EVERYWHERE = ("lm_head", "mtp", "visual", "vision", "embed", "norm")
+MAX_COMPARED = 10_000_000
+
+
+def _paths(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _fits(entry: str, name: str) -> bool:
+    return entry in name or (bool(WILD & set(entry)) and wildcard(entry)(name))
 
 
 class _Rules:

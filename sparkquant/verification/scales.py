@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkquant.checkpoint import TensorHeader
+from sparkquant.formats.declaration import ACTORDER
 from sparkquant.formats.stored import StoredModule, StoredScheme
 from sparkquant.report import Check
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK
 from sparkquant.verification.catalogue import finding
+from sparkquant.verification.columns import loses_columns, plain_order
 from sparkquant.verification.payload import PIECE_BYTES, READABLE, Floats, Payload, matrix_shape
 from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
@@ -60,6 +62,7 @@ def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
         yield finding("scales.flush", what, faults.flushed, measured=blocks, expected=0)
     yield from _global_scales(subject, payload)
     yield from _shape_values(subject, payload, schemes)
+    yield from _orders(subject, payload, schemes)
 
 
 def _scale(
@@ -92,7 +95,7 @@ def _scale(
 
 def _rows_at_once(module: StoredModule, rows: int, columns: int) -> int:
     """So many rows that neither their scales nor their codes are large."""
-    codes = module.tensors.get("weight_packed", module.tensors.get("weight"))
+    codes = next((module.tensors[s] for s in ("weight_packed", "weight", "qweight") if s in module.tensors), None)
     per_row = max(4 * columns, codes.bytes // max(1, rows) if codes is not None else 0, 1)
     return max(1, PIECE_BYTES // per_row)
 
@@ -104,7 +107,9 @@ def _loses_weights(
     if scheme is None:
         return True
     kind = scheme.scheme
-    codes = module.tensors.get("weight_packed" if kind.is_integer or kind.name == "nvfp4a16" else "weight")
+    codes = module.tensors.get(scheme.codes)
+    if scheme.storage.by_columns:
+        return loses_columns(payload, module, scheme, scales, first)
     if codes is None or len(codes.shape) != 2:
         return True
     block = FP8_BLOCK if kind.name == "fp8_block" else 1
@@ -138,8 +143,9 @@ def _global_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
     groups: dict[str, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     fused = {member: m.name for m in subject.engine_modules if not m.is_moe for member in m.members}
     for name, module in subject.modules.items():
-        for suffix in ("weight_global_scale", "input_global_scale", "weight_scale_2"):
-            header = module.tensors.get(suffix)
+        two_levels = "weight_scale_2" in module.tensors
+        for suffix in ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale"):
+            header = module.tensors.get(suffix) if suffix != "input_scale" or two_levels else None
             if header is not None and 0 < header.bytes <= 8:
                 placement = subject.place(name)
                 group = placement.scale_group if placement and placement.scale_group else fused.get(name, name)
@@ -163,3 +169,15 @@ def _shape_values(subject: Subject, payload: Payload, schemes: dict[str, StoredS
             wrong.append(header.name)
     if wrong:
         yield finding("scales.shape_value", "weight_shape states another shape than the codes have", wrong)
+
+
+def _orders(subject: Subject, payload: Payload, schemes: dict[str, StoredScheme]) -> Iterator[Check]:
+    """A GPTQ file may hold a g_idx that its config says is not used."""
+    turned = [
+        f"{name}.g_idx"
+        for name, scheme in schemes.items()
+        if scheme.storage.by_columns and not plain_order(payload, subject.modules[name], scheme)
+    ]
+    actorder = any(fault.kind == ACTORDER for fault in subject.declared.faults) if subject.declared else False
+    if turned and not actorder:
+        yield finding("scales.order", "inputs are in another order than the engine assumes (desc_act is off)", turned)

@@ -42,7 +42,8 @@ def is_other_kind(module: StoredModule, scheme: StoredScheme) -> bool:
     """Whether the stored codes cannot belong to the scheme at all: another name or another dtype."""
     header = module.tensors.get(scheme.codes)
     if header is None:
-        return any(suffix in module.tensors for suffix in CODES)
+        own = {t.name for t in scheme.outputs((128, 128))}
+        return any(suffix in module.tensors for suffix in CODES if suffix not in own)
     wanted = next(t.dtype for t in scheme.outputs((128, 128)) if t.name == scheme.codes)
     return header.dtype != wanted
 

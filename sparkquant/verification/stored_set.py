@@ -18,7 +18,7 @@ from sparkquant.verification.planned import planned_headers
 from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import PLAN, Subject
 
-_SCALES = ("weight_scale", "input_scale")
+_SCALES = ("weight_scale", "weight_scale_inv", "scales", "input_scale")
 _LAYER = re.compile(r"(.*?\blayers)\.(\d{1,6})\.(.+)")
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")
 
@@ -48,11 +48,19 @@ def check_stored_set(subject: Subject) -> Iterator[Check]:
             yield finding("plan.source", "the plan was made for another checkpoint than the source given", [PLAN])
     _by_schemes(subject, faults)
     yield from _reported(faults)
-    order = [name for name in subject.checkpoint.tensors if name.endswith(".weight_g_idx") or name.endswith(".g_idx")]
+    order = list(_orders(subject))
     if order:
         yield finding("tensors.g_idx", "an activation order is stored; newer engines refuse it", order)
     yield from _unknown(subject)
     yield from _layers(subject)
+
+
+def _orders(subject: Subject) -> Iterator[str]:
+    """Stored activation orders; GPTQ files may hold the plain one, whose values scales.order looks at."""
+    for name, module in subject.modules.items():
+        scheme = subject.schemes.get(name)
+        if scheme is None or not scheme.storage.by_columns:
+            yield from (module.tensors[suffix].name for suffix in ("weight_g_idx", "g_idx") if suffix in module.tensors)
 
 
 def _reported(faults: _Faults) -> Iterator[Check]:
@@ -97,32 +105,41 @@ def _by_schemes(subject: Subject, faults: _Faults) -> None:
 def _module(module: StoredModule, scheme: StoredScheme, faults: _Faults) -> None:
     shape = scheme.shape_of(module.tensors)
     needed = {t.name: t for t in scheme.outputs(shape or (128, 128))}
-    optional = {"weight_g_idx"}
+    optional = {"weight_g_idx", "g_idx"}
     faults.missing |= {f"{module.name}.{suffix}" for suffix in needed.keys() - module.tensors.keys()}
     faults.extra |= {module.tensors[suffix].name for suffix in module.tensors.keys() - needed.keys() - optional}
     for suffix in needed.keys() & module.tensors.keys():
         header = module.tensors[suffix]
         dtypes = _dtypes(needed[suffix], scheme)
-        if header.dtype == "F32" and "F32" in dtypes and suffix == "weight_scale" and scheme.scheme.is_integer:
+        if (
+            header.dtype == "F32"
+            and "F32" in dtypes
+            and suffix in ("weight_scale", "scales")
+            and scheme.scheme.is_integer
+        ):
             faults.wide.add(header.name)
         shapes = _shapes(needed[suffix]) if shape is not None else (header.shape,)
         _compare(header, dtypes, shapes, faults)
-    if shape is None and "weight_packed" in module.tensors:
-        faults.shape[module.tensors["weight_packed"].name] = "is no matrix"
+    codes = module.tensors.get(scheme.codes)
+    if shape is None and codes is not None:
+        faults.shape[codes.name] = "is no matrix"
     elif shape is not None and (reason := scheme.scheme.problem(shape)):
-        codes = module.tensors.get("weight_packed", module.tensors.get("weight"))
         faults.shape.setdefault(codes.name if codes else module.name, reason)
 
 
 def _dtypes(tensor: OutputTensor, scheme: StoredScheme) -> tuple[str, ...]:
+    if tensor.name == "weight_scale_inv":
+        return (*SCALE_DTYPES, "F8_E8M0")
     if tensor.name in _SCALES and scheme.scheme.name != "nvfp4a16":
         return SCALE_DTYPES
     return (tensor.dtype,)
 
 
 def _shapes(tensor: OutputTensor) -> tuple[tuple[int, ...], ...]:
-    """Producers write single numbers as [1] or []."""
-    return (tensor.shape, ()) if tensor.shape == (1,) else (tensor.shape,)
+    """Producers write single numbers as [1] or [], and one scale a row as [N] or [N, 1]."""
+    if tensor.shape == (1,):
+        return (tensor.shape, ())
+    return (tensor.shape, (*tensor.shape, 1)) if len(tensor.shape) == 1 else (tensor.shape,)
 
 
 def _unknown(subject: Subject) -> Iterator[Check]:

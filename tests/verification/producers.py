@@ -183,7 +183,9 @@ def is_quantized(module: str) -> bool:
 
 
 def _modelopt(algorithm: str, plain: list[str]) -> dict[str, Any]:
-    gates = [name for name in plain if name.endswith((*GATES, "conv1d", "mlp.gate", "shared_expert_gate"))]
+    gates = [
+        name for name in plain if name.endswith((*GATES, "in_proj_ba", "conv1d", "mlp.gate", "shared_expert_gate"))
+    ]
     ignore = ["lm_head", *gates, "model.visual*", "mtp*"]
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ignore, "producer": {"name": "modelopt"}}
 
@@ -198,10 +200,10 @@ def _mixed(module: str, weight: Array, peak: float) -> Encoded:
 
 
 def _auto_round(packing: str, plain: list[str], **fields: Any) -> dict[str, Any]:
-    gates = {name: {"bits": 16, "data_type": "float"} for name in plain if name.endswith("in_proj_a")}
+    gates = {name: {"bits": 16, "data_type": "float"} for name in plain if name.endswith(("in_proj_a", "in_proj_ba"))}
     return {
         "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
-        "packing_format": packing, "block_name_to_quantize": "model.language_model.layers",
+        "packing_format": packing, "block_name_to_quantize": "model.language_model.layers, model.layers",
         "extra_config": {**gates, r".*linear_attn\.in_proj_b.*": {"bits": 16, "data_type": "fp"}}, **fields,
     }  # fmt: skip
 
@@ -212,7 +214,8 @@ def _gptq(plain: list[str], **fields: Any) -> dict[str, Any]:
 
 def _awq(plain: list[str], listed: bool) -> dict[str, Any]:
     block = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-    skipped = ["visual", "mtp", "linear_attn.in_proj_a", "linear_attn.in_proj_b", "lm_head"]
+    gates = sorted({f"linear_attn.{name.rpartition('.')[2]}" for name in plain if "in_proj_" in name})
+    skipped = ["visual", "mtp", *gates, "lm_head"]
     return {**block, "modules_to_not_convert": skipped if listed else None}
 
 

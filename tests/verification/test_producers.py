@@ -14,7 +14,9 @@ import torch
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CheckpointError
 from sparkquant.formats import dequantize, stored_modules
+from sparkquant.verification.gate import verify
 from tests.checkpoints import read_raw, write_json
+from tests.verification.conftest import findings
 from tests.verification.producers import (
     PRODUCERS,
     Encoder,
@@ -175,3 +177,22 @@ def test_encoders_leave_the_rest_alone(tmp_path: Path) -> None:
     before, after = read_raw(made.source), read_raw(made.out)
     assert all(after[name] == value for name, value in before.items() if name in after)
     assert len(encoded(before, gptq())[1]) == 6
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_a_good_checkpoint_has_no_finding(producer: str, tmp_path: Path) -> None:
+    made = produce(tmp_path, producer)
+    report = verify(made.out, source=made.source, level="deep")
+    assert findings(report) == set(), report.to_json()
+
+
+MOE = ("modelopt nvfp4", "modelopt mixed", "gptq", "awq", "auto-round", "fp8 block")
+
+
+@pytest.mark.parametrize("producer", MOE)
+def test_experts_have_no_finding(producer: str, tmp_path: Path) -> None:
+    made = produce(tmp_path, producer, "qwen3_5_moe", fused_experts=False)
+    report = verify(made.out, source=made.source)
+    assert findings(report) == set(), report.to_json()
+    text = produce(tmp_path / "text", producer, "qwen3_next", fused_experts=False)
+    assert findings(verify(text.out, source=text.source)) == set()

@@ -353,4 +353,5 @@ def test_one_fault_is_found_and_nothing_else(case: Case, draft: Callable[..., Dr
 
 
 def test_every_check_has_a_sabotage() -> None:
-    assert {id for case in CASES for id in case.ids.split()} == set(CATALOGUE)
+    elsewhere = {"scales.order"}  # test_producer_faults: only GPTQ stores an order
+    assert {id for case in CASES for id in case.ids.split()} | elsewhere == set(CATALOGUE)
