@@ -19,6 +19,7 @@ from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSour
 from sparkquant.footprint import footprint
 from sparkquant.layers import ENGINES, MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
+from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
 from sparkquant.schemes import OutputTensor, Scheme
@@ -85,8 +86,8 @@ def make_plan(
             decisions[name] = decision
     problems += _mixed_groups(decisions.values())
     problems += _incomplete_groups(placements.values())
-    blocked = _blocked(decisions.values(), placements)
-    problems += _engine_faults(layout, blocked, engine)
+    blocked = blocked_by_version(decisions.values(), placements)
+    problems += engine_faults(layout, blocked, engine)
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
     if problems:
         raise PlanError(
@@ -94,7 +95,7 @@ def make_plan(
             hint="`sparkquant recipes ls` lists recipes by family; `plan --explain TENSOR` shows one decision",
             problems=problems,
         )
-    notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *_engine_notes(layout, blocked))
+    notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *engine_notes(layout, blocked))
     shards = _shard_map(checkpoint, decisions, shard_bytes)
     return Plan(
         source={
@@ -284,43 +285,6 @@ def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
             lost = [f"{group.rpartition('.')[0]}{part}" for part in sorted(whole - members)]
             if lost:
                 yield Problem(group, f"lacks {', '.join(lost)}", "fetch the checkpoint again: a part of it is missing")
-
-
-Blocked = Mapping[str, Sequence[tuple[Decision, str]]]
-"""By engine version: quantized tensors that it loads in 16 bits only, each with the reason."""
-
-
-def _blocked(decisions: Iterable[Decision], placements: Mapping[str, Placement]) -> Blocked:
-    found: dict[str, list[tuple[Decision, str]]] = {version: [] for version in ENGINES}
-    for decision in decisions:
-        limits = placements[decision.tensor].rule.plain if decision.scheme is not None else ()
-        for version in (v for limit in limits for v in limit.versions):
-            found[version].append((decision, placements[decision.tensor].rule.plain_in(version)))
-    return found
-
-
-def _engine_faults(layout: Layout, blocked: Blocked, engine: str | None) -> Iterator[Problem]:
-    """Why the engine asked for, or else every one that has the family, cannot load the result."""
-    if engine is not None and (absence := layout.absent_in(engine)):
-        yield Problem(f"vLLM {engine}", absence, f"runs in {', '.join(layout.engines) or 'no supported version'}")
-        return
-    versions = (engine,) if engine is not None else layout.engines
-    if versions and all(blocked[version] for version in versions):
-        version = versions[-1]
-        for decision, reason in blocked[version]:
-            yield Problem(decision.tensor, f"vLLM {version}: {reason}", f"write `{decision.layer_class}: keep`")
-
-
-def _engine_notes(layout: Layout, blocked: Blocked) -> Iterator[str]:
-    if not layout.engines:
-        yield f"no supported vLLM version runs this family: {layout.absent_in(ENGINES[-1])}"
-    for version in layout.engines:
-        if faults := blocked[version]:
-            first, reason = faults[0]
-            yield f"does not load in vLLM {version}: {reason} ({first.tensor}; {len(faults)} tensors)"
-    for version in ENGINES if layout.engines else ():
-        if absence := layout.absent_in(version):
-            yield f"does not load in vLLM {version}: {absence}"
 
 
 def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:

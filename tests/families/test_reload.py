@@ -43,6 +43,9 @@ def _served() -> list[Any]:
     """Every case with something to quantize; some are refused by the gate for a reason of its own."""
     refused = {case for case, reason in NOT_YET.items() if reason is NAMES} - {"kimi_linear"}
     marks = {case: [pytest.mark.xfail(reason=NAMES, strict=True)] for case in refused}
+    marks["zamba2"] = [
+        pytest.mark.xfail(reason="transformers leaves the scales of a block's second use without values")
+    ]
     return [pytest.param(c, marks=marks.get(c, []), id=c) for c in CASES if family_of(c) != "falcon_mamba"]
 
 
