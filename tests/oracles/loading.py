@@ -37,6 +37,14 @@ def load(folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     return model.eval(), report
 
 
+def weights_alone(model: nn.Module) -> nn.Module:
+    """The same model without the rounding of activations, which FP8 schemes ask for: what peers' numbers are about."""
+    for module in model.modules():
+        if hasattr(module, "quantization_scheme"):
+            module.quantization_enabled = False
+    return model
+
+
 def faults(report: dict[str, Any]) -> dict[str, Any]:
     """What a loading report complains about, the draft head aside: transformers has no class for it."""
     unexpected = {name for name in report["unexpected_keys"] if not name.startswith("mtp.")}
