@@ -4,6 +4,7 @@
     sparkquant.plan("Qwen3.5-27B", recipe="qwen-hybrid-w4a16")
     sparkquant.quantize("Qwen3.5-27B", recipe="qwen-hybrid-w4a16", out="Qwen3.5-27B-W4A16")
     sparkquant.verify("Qwen3.5-27B-W4A16", source="Qwen3.5-27B")
+    sparkquant.evaluate("Qwen3.5-27B-W4A16", source="Qwen3.5-27B")
 
 Names are resolved when first used: planning must not pay for torch.
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sparkquant.comparison import diff
     from sparkquant.decisions import Plan
     from sparkquant.errors import SparkquantError
+    from sparkquant.evaluation import Evaluation, evaluate, paired
     from sparkquant.execute import Quantized, quantize
     from sparkquant.planning import plan
     from sparkquant.recipe import Recipe
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Check": "report",
+    "Evaluation": "evaluation",
     "Plan": "decisions",
     "Quantized": "execute",
     "Recipe": "recipe",
     "Report": "report",
     "SparkquantError": "errors",
     "diff": "comparison",
+    "evaluate": "evaluation",
     "load_recipe": "recipe_files",
+    "paired": "evaluation",
     "plan": "planning",
     "quantize": "execute",
     "verify": "verification.gate",
@@ -40,13 +45,16 @@ _HOMES = {
 
 __all__ = [
     "Check",
+    "Evaluation",
     "Plan",
     "Quantized",
     "Recipe",
     "Report",
     "SparkquantError",
     "diff",
+    "evaluate",
     "load_recipe",
+    "paired",
     "plan",
     "quantize",
     "verify",

@@ -1,16 +1,17 @@
 """What quantization lost: source and result run side by side, block by block, on the same rows. No engine needed.
 
+    evaluation = sparkquant.evaluate("Qwen3.5-27B-W4A16", source="Qwen3.5-27B")
+    evaluation.kl_mean, evaluation.acceptance["edit"]["result"], evaluation.worst_layers()
+
 Weights are dequantized from the result's own files and activations stay in `dtype`: dynamic FP8 activations, which an
 engine adds at run time, are not part of these numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,70 +19,65 @@ import torch
 from torch import Tensor
 
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.drafting import Acceptance, DraftHead
-from sparkquant.events import Advanced, Finished, Listener, Started, ignore
-from sparkquant.stream import Batch, Head, StreamedModel
+from sparkquant.drafting import Acceptance, DraftHead, NotFinite
+from sparkquant.errors import CheckpointError, EnvironmentMissing, UsageError
+from sparkquant.evaluation_data import Data, EvaluationRows, load_rows
+from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
+from sparkquant.limits import check_limits, limits_of
+from sparkquant.pairing import block_bytes, demand_pair
+from sparkquant.report import Check, Status
+from sparkquant.scoring import SIDES, Roles, Scores, Side, score
+from sparkquant.source import locate
+from sparkquant.stream import StreamedModel
 from sparkquant.weights import StoredWeights
 
-POSITIONS = 512
-"""Positions whose logits are in memory at once."""
-
 DRAFTS = 4
-
-
-@dataclass(frozen=True)
-class EvaluationRows:
-    """What is run: token ids only.
-
-    text    rows for KL, top-1 and NLL
-    recall  (prompt ids, answer ids) pairs: exact when every answer token is the most likely one after its prefix, which
-            is what greedy decoding would have written
-    drafts  named sets of rows for draft acceptance, for instance edit-heavy and fresh text
-    """
-
-    text: Sequence[Sequence[int]] = ()
-    recall: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
-    drafts: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-
-    @property
-    def digest(self) -> str:
-        """sha256 of all ids: two evaluations compare only when it is equal."""
-        plain = [
-            [list(row) for row in self.text],
-            [[list(prompt), list(answer)] for prompt, answer in self.recall],
-            {name: [list(row) for row in rows] for name, rows in sorted(self.drafts.items())},
-        ]
-        return hashlib.sha256(json.dumps(plain, separators=(",", ":")).encode()).hexdigest()
+"""Draft positions whose acceptance is measured."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The measured differences between source and result.
 
-    kl           nats per token, source || result: mean over rows, standard error over rows, 99th percentile over tokens
+    data         digest of the rows: evaluations of the same rows can be compared
+    kl           nats per token, source || result: mean over rows (each row counts once, whatever its length), standard
+                 error over rows (None for a single one), 99th percentile over tokens
     top1         share of positions where both have the same most likely token
     nll          nats per token of the text itself, for either side
     layers       relative error of the hidden states behind each block, ||result - source|| / ||source||
-    recall       exact answers of either side
-    acceptance   draft acceptance by position of either side, per set of rows
+    recall       tasks, exact answers of either side, and `lost`: exact in the source alone
+    drafts       drafts counted, per set of rows
+    acceptance   share of drafts accepted up to each position, per set of rows and side
+    undrafted    why a side has no draft acceptance
+    notes        what a reader of the numbers has to know: rows cut or left out, doubts about the pair
+    checks       the recipe's limits; empty where there is no recipe
     """
 
     rows: int
     tokens: int
     data: str
     kl_mean: float
-    kl_se: float
+    kl_se: float | None
     kl_p99: float
     kl_rows: tuple[float, ...]
     top1: float
     nll: Mapping[str, float]
     layers: tuple[float, ...]
     recall: Mapping[str, int]
-    acceptance: Mapping[str, Mapping[str, Sequence[float]]]
+    drafts: Mapping[str, int] = field(default_factory=dict)
+    acceptance: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    undrafted: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """No limit of the recipe is violated; one that could not be measured does not count as kept."""
+        return all(check.status in (Status.PASS, Status.SKIPPED) for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        return asdict(self)
+        return {**asdict(self), "ok": self.ok, "checks": [check.as_json() for check in self.checks]}
 
     def worst_layers(self, count: int = 5) -> list[tuple[int, float]]:
         """Blocks that added most to the relative error, with what they added."""
@@ -90,12 +86,76 @@ class Evaluation:
         return sorted(added, key=lambda pair: -pair[1])[:count]
 
 
-@dataclass
-class _Side:
-    """One of the two models on its way through the blocks."""
+@dataclass(frozen=True)
+class Paired:
+    """Difference of two results in KL, row by row: positive where the second one is further from the source."""
 
-    model: StreamedModel
-    batches: list[Batch]
+    rows: int
+    mean: float
+    se: float
+
+
+def paired(a: Evaluation, b: Evaluation) -> Paired:
+    """Mean of KL(b) - KL(a) over the rows and its standard error; rows differ far more than results do.
+
+    Raises UsageError when the two did not see the same rows, or saw a single one.
+    """
+    if a.data != b.data:
+        raise UsageError(
+            "these evaluations ran on different rows", hint="evaluate both with the same data, rows and tokens"
+        )
+    if len(a.kl_rows) < 2:
+        raise UsageError("one row has no standard error", hint="evaluate with more rows")
+    mean, error = _mean_and_error([y - x for x, y in zip(a.kl_rows, b.kl_rows, strict=True)])
+    return Paired(len(a.kl_rows), mean, error or 0.0)
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    count = len(values)
+    mean = sum(values) / max(1, count)
+    if count < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+
+
+def evaluate(
+    out: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str],
+    data: Data | None = None,
+    tasks: str | os.PathLike[str] | None = None,
+    rows: int | None = None,
+    tokens: int | None = None,
+    device: str = "cpu",
+    listener: Listener = ignore,
+) -> Evaluation:
+    """Measure how far `out`, a quantized checkpoint of any producer, is from `source`; both a folder or a hub id.
+
+    data    rows of token ids (.json), conversations (.jsonl) or a calibration mix; the bundled conversations by default
+    tasks   recall tasks (.jsonl); the bundled ones by default
+    rows    at most so many rows and tasks
+    tokens  cut rows to so many tokens
+
+    Raises CheckpointError when the two do not belong together, CheckFailed when the result computes NaN or infinity.
+    """
+    _demand_device(device)
+    result, original = locate(out).checkpoint, locate(source).checkpoint
+    doubts = demand_pair(result, original)
+    for doubt in doubts:
+        listener(Said(doubt))
+    accept = limits_of(result.path)
+    chosen = load_rows(original, data, tasks, rows=rows, tokens=tokens)
+    measured = compare(result, original, chosen, device=device, listener=listener)
+    fields = {**measured.__dict__, "notes": (*doubts, *measured.notes)}
+    return Evaluation(**{**fields, "checks": check_limits(measured, accept)})
+
+
+def _demand_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).partition("\n")[0]
+        raise EnvironmentMissing(f"device {device!r} cannot be used: {first}", hint="pass cpu or cuda") from None
 
 
 def compare(
@@ -108,133 +168,106 @@ def compare(
     listener: Listener = ignore,
 ) -> Evaluation:
     """Run both checkpoints over `rows`, in lockstep, one block of each in memory."""
-    flat = [*rows.text, *([*p, *a] for p, a in rows.recall), *(row for group in rows.drafts.values() for row in group)]
-    with StoredWeights(source) as before, StoredWeights(result) as after:
+    roles = Roles(rows)
+    with StoredWeights(source) as before, StoredWeights(result) as after, torch.no_grad():
         models = [StreamedModel(c, w, device=device, dtype=dtype) for c, w in ((source, before), (result, after))]
-        sides = [_Side(model, model.embed(flat)) for model in models]
-        listener(Started("evaluate", models[0].depth))
-        layers = []
-        for index in range(models[0].depth):
-            for side in sides:
-                with side.model.block(index) as block:
-                    for batch in side.batches:
-                        batch.hidden = side.model.run(block, index, batch.hidden)
-            layers.append(_relative_error(*(side.batches for side in sides)))
-            listener(Advanced("evaluate", 1, f"block {index}"))
-        listener(Finished("evaluate"))
-        return _score(sides, rows, tuple(layers))
+        sides = [Side(name, model, model.embed(list(roles.index))) for name, model in zip(SIDES, models, strict=True)]
+        layers = tuple(_run_blocks(sides, block_bytes(source, result), listener))
+        total = sum(batch.hidden.nbytes for side in sides for batch in side.batches)
+        listener(Started("score", total))
+        scores = score(sides, roles, listener)
+        drafts, acceptance, undrafted = _draft(sides, roles)
+        listener(Finished("score"))
+    return _finished(scores, rows, layers, drafts, acceptance, undrafted)
 
 
-def _relative_error(source: Sequence[Batch], result: Sequence[Batch]) -> float:
+def _run_blocks(sides: Sequence[Side], sizes: Mapping[int | None, int], listener: Listener) -> Iterator[float]:
+    """Send every row through every block of either side; yields the relative error behind each."""
+    depth = sides[0].model.depth
+    listener(Started("evaluate", sum(sizes.get(index, 0) for index in range(depth))))
+    for index in range(depth):
+        for side in sides:
+            with side.model.block(index) as block:
+                for batch in side.batches:
+                    batch.hidden = side.model.run(block, index, batch.hidden)
+        yield _relative_error(sides, index)
+        listener(Advanced("evaluate", sizes.get(index, 0), f"block {index}"))
+    listener(Finished("evaluate"))
+
+
+def _relative_error(sides: Sequence[Side], index: int) -> float:
     wrong = whole = 0.0
-    for a, b in zip(source, result, strict=True):
+    for a, b in zip(*(side.batches for side in sides), strict=True):
         wrong += float((b.hidden - a.hidden)[a.valid].double().square().sum())
         whole += float(a.hidden[a.valid].double().square().sum())
+    for side, value in zip(sides, (whole, wrong), strict=True):
+        if not math.isfinite(value):
+            raise side.fault(f"behind block {index}")
     return math.sqrt(wrong / whole) if whole else 0.0
 
 
-@dataclass
-class _Scores:
-    kl: list[float] = field(default_factory=list)
-    token_kl: list[Tensor] = field(default_factory=list)
-    agree: int = 0
-    nll: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    predicted: int = 0
-    tokens: int = 0
-    exact: list[int] = field(default_factory=lambda: [0, 0])
-
-
-def _score(sides: Sequence[_Side], rows: EvaluationRows, layers: tuple[float, ...]) -> Evaluation:
-    texts, recalls = len(rows.text), len(rows.recall)
-    scores = _Scores(kl=[0.0] * texts)
-    with ExitStack() as stack:
-        heads = [stack.enter_context(side.model.head()) for side in sides]
-        for index, ids, hidden in _rows(sides):
-            states = [head.normalize(h) for head, h in zip(heads, hidden, strict=True)]
-            if index < texts:
-                _score_text(scores, index, ids, states, heads)
-            elif index < texts + recalls:
-                prompt = len(rows.recall[index - texts][0])
-                for side, (head, state) in enumerate(zip(heads, states, strict=True)):
-                    guesses = head.logits(state[prompt - 1 : -1]).argmax(-1)
-                    scores.exact[side] += int(torch.equal(guesses, ids[prompt:]))
-        acceptance = {
-            name: {
-                label: _acceptance(side, head, members) for label, side, head in zip(_LABELS, sides, heads, strict=True)
-            }
-            for name, members in _members(rows).items()
-            if all(side.model.draft_names for side in sides)
-        }
-    every = torch.cat(scores.token_kl) if scores.token_kl else torch.zeros(1)
-    mean = sum(scores.kl) / max(1, texts)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in scores.kl) / max(1, texts - 1))
+def _finished(
+    scores: Scores,
+    rows: EvaluationRows,
+    layers: tuple[float, ...],
+    drafts: Mapping[str, int],
+    acceptance: Mapping[str, Mapping[str, Sequence[float]]],
+    undrafted: Mapping[str, str],
+) -> Evaluation:
+    """The finished numbers."""
+    mean, error = _mean_and_error(scores.kl)
+    every = torch.cat(scores.token_kl).sort().values if scores.token_kl else torch.zeros(1)
+    counts = dict(zip(SIDES, map(sum, scores.exact), strict=True))
+    lost = sum(before and not after for before, after in zip(*scores.exact, strict=True))
     return Evaluation(
-        rows=texts,
+        rows=len(rows.text),
         tokens=scores.tokens,
         data=rows.digest,
         kl_mean=mean,
-        kl_se=spread / math.sqrt(max(1, texts)),
-        kl_p99=float(every.quantile(0.99))
-        if every.numel() < 2**24
-        else float(every.sort().values[int(0.99 * len(every))]),
+        kl_se=error,
+        kl_p99=float(every[int(0.99 * (len(every) - 1))]),
         kl_rows=tuple(scores.kl),
         top1=scores.agree / max(1, scores.tokens),
-        nll={label: total / max(1, scores.predicted) for label, total in zip(_LABELS, scores.nll, strict=True)},
+        nll={name: total / max(1, scores.predicted) for name, total in zip(SIDES, scores.nll, strict=True)},
         layers=layers,
-        recall={"tasks": recalls, **dict(zip(_LABELS, scores.exact, strict=True))},
+        recall={"tasks": len(rows.recall), **counts, "lost": lost},
+        drafts=drafts,
         acceptance=acceptance,
+        undrafted=undrafted,
+        notes=rows.notes,
     )
 
 
-_LABELS = ("source", "result")
+_Drafted = tuple[dict[str, int], dict[str, dict[str, list[float]]], dict[str, str]]
 
 
-def _rows(sides: Sequence[_Side]) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
-    """(row index, ids [L], hidden [L, H] of both sides) of every row, padding cut off."""
-    for a, b in zip(sides[0].batches, sides[1].batches, strict=True):
-        for position, index in enumerate(a.rows):
-            length = int(a.valid[position].sum())
-            yield index, a.ids[position, :length], [a.hidden[position, :length], b.hidden[position, :length]]
+def _draft(sides: Sequence[Side], roles: Roles) -> _Drafted:
+    """(drafts, rates by position, why not) of every draft set; one side's embedding and lm_head in memory."""
+    drafts: dict[str, int] = {}
+    rates: dict[str, dict[str, list[float]]] = {}
+    reasons: dict[str, str] = {}
+    for side in sides if roles.rows.drafts else ():
+        try:
+            draft = DraftHead(side.model)
+            with draft.loaded(), side.model.embedding() as embedding, side.model.head() as head:
+                for name in roles.rows.drafts:
+                    total = Acceptance(0, [0] * DRAFTS)
+                    starts = roles.starts(name, DRAFTS)
+                    for ids, states, begin in _drafting_rows(side, starts):
+                        total.add(draft.acceptance(ids, head.normalize(states), begin, embedding, head, DRAFTS))
+                    drafts[name] = total.drafts
+                    if total.drafts:
+                        rates.setdefault(name, {})[side.name] = total.rates
+        except NotFinite:
+            raise side.fault("in its draft head") from None
+        except CheckpointError as error:
+            reasons[side.name] = error.what
+    return drafts, rates, reasons
 
 
-def _score_text(scores: _Scores, index: int, ids: Tensor, states: Sequence[Tensor], heads: Sequence[Head]) -> None:
-    total, length = 0.0, ids.shape[0]
-    for start in range(0, length, POSITIONS):
-        p, q = (
-            head.logits(state[start : start + POSITIONS]).log_softmax(-1)
-            for head, state in zip(heads, states, strict=True)
-        )
-        kl = (p.exp() * (p - q)).sum(-1)
-        total += float(kl.double().sum())
-        scores.token_kl.append(kl.cpu())
-        scores.agree += int((p.argmax(-1) == q.argmax(-1)).sum())
-        following = ids[start + 1 : start + 1 + p.shape[0]]
-        for side, log_probabilities in enumerate((p, q)):
-            picked = log_probabilities[: len(following)].gather(-1, following[:, None])
-            scores.nll[side] -= float(picked.double().sum())
-        scores.predicted += len(following)
-    scores.tokens += length
-    scores.kl[index] = total / length
-
-
-def _members(rows: EvaluationRows) -> dict[str, range]:
-    """Flat row indices of every draft set."""
-    members, start = {}, len(rows.text) + len(rows.recall)
-    for name, group in rows.drafts.items():
-        members[name] = range(start, start + len(group))
-        start += len(group)
-    return members
-
-
-def _acceptance(side: _Side, head: Head, members: range) -> list[float]:
-    draft = DraftHead(side.model)
-    total = Acceptance(0, [0] * DRAFTS)
-    with draft.loaded(), side.model.embedding() as embedding:
-        for batch in side.batches:
-            chosen = [position for position, index in enumerate(batch.rows) if index in members]
-            if chosen:
-                part = Batch(
-                    tuple(batch.rows[i] for i in chosen), batch.ids[chosen], batch.valid[chosen], batch.hidden[chosen]
-                )
-                total.add(draft.acceptance(part, head.normalize(part.hidden), embedding, head, DRAFTS))
-    return total.rates
+def _drafting_rows(side: Side, starts: Mapping[int, Sequence[int]]) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
+    for batch in side.batches:
+        for position, row in enumerate(batch.rows):
+            if row in starts:
+                length = int(batch.valid[position].sum())
+                yield batch.ids[position, :length], batch.hidden[position, :length], starts[row]

@@ -2,7 +2,7 @@
 
     shell.py      exit codes and streams       verbs.py     plan, quantize, verify, diff
     tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
-    progress.py   events as a bar or lines
+    progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli import verbs
+from sparkquant.cli import evaluation, verbs
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
 
@@ -26,6 +26,7 @@ Exit codes:
   4    a check failed
   5    a package or device is missing
   6    stopped, and the same command goes on (disk full)
+  7    inconclusive: something could not be measured
   130  interrupted; quantize goes on with the same command"""
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
 app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
 app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
+app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
 app.command(short_help="Compare checkpoints, plans or recipes.")(verbs.diff)
 app.add_typer(recipes)
 
