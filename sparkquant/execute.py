@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from torch import Tensor
 from sparkquant import version
 from sparkquant.backends import Backend, Unit
 from sparkquant.backends.native import NativeBackend
+from sparkquant.calibration.calibration_set import CalibrationSet
+from sparkquant.calibration.loading import load_calibration
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.decisions import Decision, Plan, source_bytes
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
@@ -59,14 +62,21 @@ def quantize(
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     restart: bool = False,
+    calibration: str | os.PathLike[str] | None = None,
+    allow: Sequence[str] = (),
+    device: str = "cpu",
+    max_memory: int | None = None,
     listener: Listener = ignore,
 ) -> Quantized:
     """Quantize `model` by `recipe` into the new folder `out`, verify it, and return what was made.
 
     model    a checkpoint folder, a hub id, or a live torch module (then `source` may name its checkpoint folder)
-    recipe   a shipped name, a YAML file, plain data or a Recipe; `method` ("rtn", "mse") overrides its method
+    recipe   a shipped name, a YAML file, plain data or a Recipe; `method` (its name) overrides its method
     tp       tensor-parallel sizes that the result must serve
     restart  discard what an interrupted run of another job left in `out`.partial
+    calibration, allow   for calibrated methods: a mix, conversations or rows of ids instead of the recipe's mix, and
+             the refusals to lift (see `sparkquant.calibration.load_calibration`)
+    device   where blocks of a calibrated method run; max_memory limits what it may use, in bytes
 
     Nothing named `out` exists until everything is written and verified. A killed run goes on when it is called again.
     Raises the errors of `sparkquant.errors`; all faults of recipe, checkpoint and shapes come before any work.
@@ -80,18 +90,40 @@ def quantize(
     plan = make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
     for note in plan.notes:
         listener(Said(note))
-    return _run(plan, found, target, restart, listener)
+    options = _Options(restart, device, max_memory, listener)
+    if not chosen.method.calibrated:
+        if calibration is not None:
+            raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
+        return _run(plan, found, target, options, None)
+    rows = load_calibration(
+        calibration or chosen.calibration.mix,
+        found.checkpoint,
+        rows=None if calibration else chosen.calibration.rows,
+        tokens=chosen.calibration.tokens,
+        allow=allow,
+    )
+    return _run(plan, found, target, options, rows)
 
 
-def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: Listener) -> Quantized:
-    backend = NativeBackend(plan.recipe.method.name)
+@dataclass(frozen=True)
+class _Options:
+    restart: bool
+    device: str
+    max_memory: int | None
+    listener: Listener
+
+
+def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
+    listener = options.listener
     side_files = {name: _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
-    with StagedCheckpoint(target, _job(plan, source), restart=restart) as staged:
+    job = _job(plan, source, calibration)
+    with StagedCheckpoint(target, job, restart=options.restart) as staged, ExitStack() as stack:
         stored = {shard.name: _stored(plan, shard.tensors) for shard in plan.shards}
         todo = [shard for shard in plan.shards if shard.name not in staged.finished]
         if staged.finished:
             listener(Said(f"resuming: {len(staged.finished)} of {len(plan.shards)} shards are done already"))
         staged.require_space(sum(shard.bytes for shard in todo))
+        backend, record = stack.enter_context(_backend(plan, source, calibration, job, target, options))
         names = [name for shard in todo for name in shard.tensors]
         listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
         for shard in todo:
@@ -99,7 +131,7 @@ def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: List
                 _write_shard(plan, shard.tensors, source, backend, writer, listener)
         listener(Finished("quantize"))
         staged.write_index(stored)
-        _write_side_files(staged, plan, source.checkpoint, side_files)
+        _write_side_files(staged, plan, source.checkpoint, side_files, record)
         report = verify(staged.path, source=source.checkpoint.path, listener=listener)
         if not report.ok:
             raise CheckFailed(
@@ -107,17 +139,48 @@ def _run(plan: Plan, source: Source, target: Path, restart: bool, listener: List
                 hint=f"this is a bug: report it with {staged.path / 'sparkquant' / 'plan.json'}",
                 problems=[Problem(check.id, check.message) for check in report.failed],
             )
+        stack.close()  # the private work folder goes before the result appears
         staged.publish()
     return Quantized(target, plan, Report(str(target), report.checks))
 
 
-def _job(plan: Plan, source: Source) -> dict[str, Any]:
+@contextmanager
+def _backend(
+    plan: Plan,
+    source: Source,
+    calibration: CalibrationSet | None,
+    job: Mapping[str, Any],
+    target: Path,
+    options: _Options,
+) -> Iterator[tuple[Backend, dict[str, Any] | None]]:
+    """The backend of the recipe's method, and the record of its calibration."""
+    if calibration is None:
+        yield NativeBackend(plan.recipe.method.name), None
+        return
+    from sparkquant.calibrated import calibrated_backend
+
+    with calibrated_backend(
+        plan,
+        source,
+        calibration,
+        job,
+        target,
+        device=options.device,
+        max_memory=options.max_memory,
+        listener=options.listener,
+    ) as made:
+        yield made
+
+
+def _job(plan: Plan, source: Source, calibration: CalibrationSet | None) -> dict[str, Any]:
     """What makes two runs the same job."""
     job: dict[str, Any] = {"plan": plan.digest, "source": source.checkpoint.fingerprint(), "sparkquant": version()}
     if source.overlay:
         from sparkquant.live import overlay_digest
 
         job["overlay"] = overlay_digest(source.overlay)
+    if calibration is not None:
+        job["calibration"] = calibration.digest
     return job
 
 
@@ -154,15 +217,17 @@ def _write_shard(
                 behind.submit(_keep, plan.decisions[name], source, reader, writer, listener)
         work = list(units(plan, names))
         buffers = [_Buffer(), _Buffer()]
-        pending = ahead.submit(_weights, work[0], source, reader, buffers[0]) if work else None
+        pending = ahead.submit(_weights, work[0], source, reader, backend, buffers[0]) if work else None
         for index, unit in enumerate(work):
             weights = pending.result() if pending else {}
+            pending = None
             following = work[index + 1] if index + 1 < len(work) else None
-            pending = ahead.submit(_weights, following, source, reader, buffers[(index + 1) % 2]) if following else None
+            if following:
+                pending = ahead.submit(_weights, following, source, reader, backend, buffers[(index + 1) % 2])
             stored = list(backend.quantize(unit, weights))
             behind.join()
             behind.submit(_put, stored, writer)
-            size = sum(tensor.nbytes for tensor in weights.values())
+            size = sum(source_bytes(d) * (unit.last - unit.first) // d.experts for d in unit.decisions)
             listener(Advanced("quantize", size, unit.name))
         behind.join()
 
@@ -206,8 +271,10 @@ class _Buffer:
         return list(torch.split(self._raw[: sum(aligned)], aligned))
 
 
-def _weights(unit: Unit, source: Source, reader: ShardReader, buffer: _Buffer) -> dict[str, Tensor]:
-    """Read a unit's tensors (from the live overlay where it has them)."""
+def _weights(unit: Unit, source: Source, reader: ShardReader, backend: Backend, buffer: _Buffer) -> dict[str, Tensor]:
+    """Read a unit's tensors (from the live overlay where it has them), if the backend needs them."""
+    if not backend.reads(unit):
+        return {}
     from_files = [d for d in unit.decisions if d.tensor not in source.overlay]
     sizes = [source_bytes(d) * (unit.last - unit.first) // d.experts for d in from_files]
     weights: dict[str, Tensor] = {}
@@ -241,13 +308,19 @@ def _keep(decision: Decision, source: Source, reader: ShardReader, writer: Shard
 
 
 def _write_side_files(
-    staged: StagedCheckpoint, plan: Plan, checkpoint: Checkpoint, side_files: Mapping[str, Path]
+    staged: StagedCheckpoint,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    side_files: Mapping[str, Path],
+    calibration: Mapping[str, Any] | None,
 ) -> None:
     """Everything beside the weights; config.json last, so that nothing loads before the folder is whole."""
     for name, path in side_files.items():
         staged.copy_file(name, path)
     staged.write_text("sparkquant/recipe.yaml", _recipe_text(plan.recipe))
     staged.write_text("sparkquant/plan.json", plan.to_json())
+    if calibration is not None:
+        staged.write_text("sparkquant/calibration.json", json.dumps(calibration, indent=1, ensure_ascii=False) + "\n")
     staged.write_text("config.json", result_config(checkpoint.config, plan))
 
 

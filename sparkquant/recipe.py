@@ -87,7 +87,7 @@ def _eight_bits(value: Scheme | None) -> Scheme | None:
     return value
 
 
-def _scheme_json_schema(*, bits: int) -> dict[str, Any]:
+def scheme_json_schema(*, bits: int) -> dict[str, Any]:
     names = {"type": "string", "enum": [*(scheme.name for scheme in SCHEMES.values() if scheme.bits >= bits), KEEP]}
     options = {"group_size": {"type": "integer", "enum": [-1, *GROUP_SIZES]}, "symmetric": {"type": "boolean"}}
     spelled_out = {
@@ -100,9 +100,9 @@ def _scheme_json_schema(*, bits: int) -> dict[str, Any]:
 
 
 ClassName = Annotated[LayerClass, BeforeValidator(_layer_class)]
-SchemeSpec = Annotated[Any, BeforeValidator(_scheme), Field(json_schema_extra=_scheme_json_schema(bits=4))]
+SchemeSpec = Annotated[Any, BeforeValidator(_scheme), Field(json_schema_extra=scheme_json_schema(bits=4))]
 EightBitScheme = Annotated[
-    Any, BeforeValidator(_scheme), AfterValidator(_eight_bits), Field(json_schema_extra=_scheme_json_schema(bits=8))
+    Any, BeforeValidator(_scheme), AfterValidator(_eight_bits), Field(json_schema_extra=scheme_json_schema(bits=8))
 ]
 Reason = Annotated[str, Field(min_length=8, description="why, in a sentence: it appears in the plan")]
 
@@ -127,10 +127,35 @@ class Target(_Strict):
         return tuple(value) if isinstance(value, list) else value
 
 
-class Method(_Strict):
-    """How scales are chosen: `rtn` takes the largest element, `mse` searches the scale of least squared error."""
+CALIBRATED = frozenset({"imatrix", "gptq"})
+"""Methods that look at calibration rows."""
 
-    name: Literal["rtn", "mse"] = "mse"
+
+class Method(_Strict):
+    """How scales and codes are chosen.
+
+    rtn      the scale of the largest element, codes to nearest
+    mse      the scale of least squared error
+    imatrix  the same, each column weighted by the energy of its input
+    gptq     codes solved against the inputs' second moments; `correction` (0 to 1) is how far the target moves towards
+             the outputs of the source model, which costs a second stream of rows
+    """
+
+    name: Literal["rtn", "mse", "imatrix", "gptq"] = "mse"
+    correction: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs calibration rows."""
+        return self.name in CALIBRATED
+
+
+class CalibrationSpec(_Strict):
+    """Which rows a calibrated method sees: a shipped mix or a path, how many, and their longest length in tokens."""
+
+    mix: Annotated[str, Field(min_length=1)] = "coding-agent"
+    rows: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = None
 
 
 class Accept(_Strict):
@@ -172,6 +197,7 @@ class Recipe(_Strict):
     target: Target = Target()
     schemes: Annotated[dict[ClassName, SchemeSpec], Field(min_length=1)]
     method: Method = Method()
+    calibration: CalibrationSpec = CalibrationSpec()
     accept: Accept = Accept()
     overrides: tuple[Override, ...] = ()
     unprotect: dict[ClassName, Unprotect] = {}
@@ -200,7 +226,8 @@ class Recipe(_Strict):
             "families": list(self.families),
             "target": self.target.model_dump(mode="json"),
             "schemes": {str(c): spelled(s) for c, s in sorted(self.schemes.items())},
-            "method": self.method.model_dump(mode="json"),
+            "method": self._method_json(),
+            **({"calibration": self.calibration.model_dump(mode="json")} if self.method.calibrated else {}),
             "accept": self.accept.model_dump(mode="json", exclude_none=True),
             "overrides": [
                 {"layers": list(o.layers), "class": str(o.layer_class), "scheme": spelled(o.scheme), "why": o.why}
@@ -211,15 +238,19 @@ class Recipe(_Strict):
             },
         }
 
+    def _method_json(self) -> dict[str, Any]:
+        return self.method.model_dump(mode="json", exclude=None if self.method.name == "gptq" else {"correction"})
+
     def with_method(self, name: str) -> Recipe:
         """The same recipe with another method; RecipeError when there is no such method."""
-        fields = self.as_json() | {"method": {"name": name}}
+        fields = self.as_json() | {"method": {"name": name}, "calibration": self.calibration.model_dump(mode="json")}
         return parse_recipe(fields, source=self.source, text=self.text, where="--method")
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
     models: dict[str, type[BaseModel]] = {
         "target": Target, "method": Method, "accept": Accept, "overrides": Override, "unprotect": Unprotect,
+        "calibration": CalibrationSpec,
     }  # fmt: skip
     if not path:
         return [name for name in Recipe.model_fields if name not in ("source", "text")] + ["extends"]
@@ -355,27 +386,3 @@ def parse_recipe(
     if problems or recipe is None:
         raise RecipeError(f"{label}: {len(problems)} fault{'s' * (len(problems) > 1)}", hint=HINT, problems=problems)
     return recipe
-
-
-def recipe_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe file, for editors and for CI of model repositories."""
-    schema = Recipe.model_json_schema(by_alias=True)
-    for hidden in ("source", "text"):
-        schema["properties"].pop(hidden)
-    classes = {"enum": [str(c) for c in LayerClass if c not in PROTECTED]}
-    schema["properties"]["schemes"]["propertyNames"] = classes
-    schema["properties"]["schemes"]["properties"] = {
-        str(c): _scheme_json_schema(bits=least) for c, (least, _) in MINIMUM_BITS.items()
-    }
-    schema["properties"]["unprotect"]["propertyNames"] = {"enum": [str(c) for c in sorted(UNPROTECTABLE)]}
-    schema["properties"]["method"] = {
-        "anyOf": [{"type": "string", "enum": ["rtn", "mse"]}, schema["properties"]["method"]]
-    }
-    schema["properties"]["extends"] = {"type": "string", "description": "a shipped recipe to start from"}
-    schema["required"] = []
-    schema["anyOf"] = [{"required": ["extends"]}, {"required": ["name", "summary", "families", "schemes"]}]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "sparkquant recipe",
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.positions import Document
-from sparkquant.recipe import HINT, Recipe, parse_recipe, recipe_schema
+from sparkquant.recipe import HINT, Recipe, parse_recipe
 
 MAX_RECIPE_BYTES = 100_000
 
@@ -70,8 +69,8 @@ def _extended(base: Any, fields: Mapping[str, Any], document: Document) -> dict[
         possible = frozenset().union(*(layouts.family_layout(name).linear_classes for name in known))
         merged["schemes"] = {name: scheme for name, scheme in merged["schemes"].items() if name in possible}
     for key, value in fields.items():
-        inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect")
-        merged[key] = {**merged[key], **value} if inherits else value
+        inherits = isinstance(value, dict) and key in ("target", "schemes", "accept", "unprotect", "calibration")
+        merged[key] = {**merged.get(key, {}), **value} if inherits else value
     return merged
 
 
@@ -100,8 +99,3 @@ def _read(path: Path) -> str:
         raise RecipeError(f"{path}: {error.strerror or error}", hint="check the path") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{path}: not UTF-8 text", hint="save it as UTF-8") from None
-
-
-def recipe_schema_text() -> str:
-    """The JSON Schema of a recipe as stable text."""
-    return json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n"

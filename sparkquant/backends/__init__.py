@@ -34,6 +34,10 @@ class Unit:
 class Backend(Protocol):
     """Computes what a unit stores."""
 
+    def reads(self, unit: Unit) -> bool:
+        """Whether `quantize` needs the unit's weights; when it does not, it is given none."""
+        ...
+
     def quantize(self, unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield (stored name, tensor in its stored dtype and shape) for every output of the unit's decisions.
 

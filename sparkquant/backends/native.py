@@ -23,6 +23,10 @@ class NativeBackend:
     def __init__(self, method: str) -> None:
         self._search = method == "mse"
 
+    def reads(self, unit: Unit) -> bool:  # noqa: ARG002
+        """Always: nothing else is known."""
+        return True
+
     def quantize(self, unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.quantize`. Raises NonFiniteWeight naming tensor and index."""
         for module, scheme, matrix, peak in unit_matrices(unit, weights):

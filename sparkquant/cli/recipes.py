@@ -135,6 +135,6 @@ def schema() -> None:
     Example:
       sparkquant recipes schema > recipe.schema.json
     """
-    from sparkquant.recipe_files import recipe_schema_text
+    from sparkquant.recipe_schema import recipe_schema_text
 
     write(recipe_schema_text())

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparkquant.planning import plan
-from sparkquant.recipe_files import load_recipe, recipe_names, recipe_schema_text
+from sparkquant.recipe_files import load_recipe, recipe_names
+from sparkquant.recipe_schema import recipe_schema_text
 from tests.cli.running import DEMO, ROOT, invoke
 
 GUIDE = ROOT / "recipes" / "README.md"

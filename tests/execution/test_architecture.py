@@ -193,9 +193,9 @@ def test_planning_and_reading_run_without_torch(checkpoints: Checkpoints, tmp_pa
     code = (
         "import contextlib, io, sys, sparkquant\n"
         "from sparkquant.cli import main\n"
-        "from sparkquant.recipe_files import recipe_names\n"
+        "from sparkquant.recipe_files import load_recipe, recipe_names\n"
         "source, out = sys.argv[1:]\n"
-        "for name in recipe_names():\n"
+        "for name in [name for name in recipe_names() if 'qwen3_5' in load_recipe(name).families]:\n"
         "    plan = sparkquant.plan(source, name)\n"
         "    plan.to_json(), plan.digest, plan.explain('lm_head')\n"
         "assert sparkquant.diff(source, out).changes\n"

@@ -17,8 +17,9 @@ from sparkquant.errors import PlanError, Problem, RecipeError, UnknownTensor, Us
 from sparkquant.hfconfig import quantization_config
 from sparkquant.layers import ENGINES, MINIMUM_BITS, PROTECTED, LayerClass
 from sparkquant.planning import make_plan
-from sparkquant.recipe import Recipe, parse_recipe, recipe_schema
+from sparkquant.recipe import Recipe, parse_recipe
 from sparkquant.recipe_files import load_recipe, recipe_folder, recipe_names
+from sparkquant.recipe_schema import recipe_schema
 from tests.data.published import write_headers
 from tests.families.builders import build
 from tests.families.configs import CASES, family_of

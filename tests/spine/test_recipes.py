@@ -18,8 +18,9 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import PlanError, RecipeError
 from sparkquant.layers import PROTECTED, LayerClass
 from sparkquant.planning import make_plan
-from sparkquant.recipe import Recipe, parse_recipe, recipe_schema
+from sparkquant.recipe import Recipe, parse_recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text, recipe_names
+from sparkquant.recipe_schema import recipe_schema, recipe_schema_text
 from sparkquant.schemes import GROUP_SIZES, KEEP
 from tests.checkpoints import hybrid_recipes
 
@@ -500,9 +501,9 @@ def test_the_schema_rejects_what_the_parser_rejects(label: str, document: dict[s
 def test_the_schema_is_a_schema_and_its_text_is_stable() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(recipe_schema())
-    text = recipe_files.recipe_schema_text()
+    text = recipe_schema_text()
     assert json.loads(text) == recipe_schema()
-    assert text == recipe_files.recipe_schema_text()
+    assert text == recipe_schema_text()
     assert list(_validator().iter_errors({"extends": "qwen-hybrid-w4a16"})) == []
 
 
@@ -510,4 +511,4 @@ def test_the_schema_file_beside_the_recipes_is_up_to_date() -> None:
     path = recipe_files.recipe_folder() / "recipe.schema.json"
     if not path.exists():
         pytest.skip("recipe.schema.json is not written yet")
-    assert path.read_text(encoding="utf-8") == recipe_files.recipe_schema_text()
+    assert path.read_text(encoding="utf-8") == recipe_schema_text()

@@ -1,0 +1,114 @@
+"""Calibrated methods as a backend: run the blocks once over the rows, then hand out what was solved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkquant.backends import Unit
+from sparkquant.backends.native import NativeBackend
+from sparkquant.blockwise import Blockwise, Progress, finished_tensors
+from sparkquant.calibration.calibration_set import CalibrationSet
+from sparkquant.calibration.private_folder import private_folder
+from sparkquant.decisions import Plan
+from sparkquant.errors import EnvironmentMissing
+from sparkquant.events import Listener, Said
+from sparkquant.memory import MemoryPlan, memory_plan
+from sparkquant.source import Source
+from sparkquant.stream import StreamedModel
+from sparkquant.weights import StoredWeights
+
+
+class PreparedBackend:
+    """Stored tensors from a finished work folder; what no block holds (a draft head) is quantized without data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fallback = NativeBackend("mse")
+        self._stored: dict[str, Tensor] = {}
+        for tensors in finished_tensors(folder):
+            self._stored.update(tensors)
+
+    def reads(self, unit: Unit) -> bool:
+        """Only what was not solved needs its weights again."""
+        return not all(name in self._stored for name in _names(unit))
+
+    def quantize(self, unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """See `Backend.quantize`."""
+        if self.reads(unit):
+            yield from self._fallback.quantize(unit, weights)
+        else:
+            yield from ((name, self._stored[name]) for name in _names(unit))
+
+
+def _names(unit: Unit) -> Iterator[str]:
+    for decision in unit.decisions:
+        if not decision.parts:
+            yield from (tensor.name for tensor in decision.outputs)
+            continue
+        for expert in range(unit.first, unit.last):
+            yield from (tensor.name.format(expert=expert) for tensor in decision.outputs)
+
+
+def compute_dtype(device: str) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    fast = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there before any work."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise EnvironmentMissing("no CUDA device is usable from this torch", hint="pass --device cpu")
+
+
+@contextmanager
+def calibrated_backend(
+    plan: Plan,
+    source: Source,
+    calibration: CalibrationSet,
+    job: Mapping[str, Any],
+    target: Path,
+    *,
+    device: str,
+    max_memory: int | None,
+    listener: Listener,
+) -> Iterator[tuple[PreparedBackend, dict[str, Any]]]:
+    """Solve every block (or go on where an interrupted run stopped), and yield a backend and the publishable record.
+
+    The work folder is private to the user, holds activations but no text, and is deleted when the block succeeds.
+    """
+    check_device(device)
+    dtype = compute_dtype(device)
+    memory = memory_plan(plan, [len(row) for row in calibration.rows], dtype, device=device, limit=max_memory)
+    key = hashlib.sha256(json.dumps(dict(job), sort_keys=True).encode()).hexdigest()[:32]
+    with private_folder(key, outside=target) as folder:
+        listener(Said(memory.message))
+        if not (folder / "done").exists():
+            with StoredWeights(source.checkpoint, source.overlay) as weights:
+                model = StreamedModel(source.checkpoint, weights, device=device, dtype=dtype)
+                Blockwise(plan, weights, model, calibration.rows, folder, listener=listener, spill=memory.spill).run()
+            (folder / "done").touch()
+        yield PreparedBackend(folder), _record(plan, calibration, Progress.load(folder), memory, device, dtype)
+
+
+def _record(
+    plan: Plan, calibration: CalibrationSet, progress: Progress, memory: MemoryPlan, device: str, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Digests, counts and errors: nothing of the text or the ids."""
+    return {
+        "method": plan.recipe.method.model_dump(mode="json"),
+        "calibration": calibration.record(),
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
+        "memory": memory.as_json(),
+        "excluded_rows": progress.excluded,
+        "blocks": [asdict(record) for record in progress.records],
+    }
