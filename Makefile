@@ -32,7 +32,8 @@ lint: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## speed and memory
+bench: $(STAMP)  ## speed, memory and quality against peers (installs llm-compressor)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove caches and demo output, keep .venv

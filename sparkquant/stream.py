@@ -285,7 +285,7 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
         import transformers
     except ImportError:
         raise EnvironmentMissing(
-            "transformers is not installed, and running a model needs it", hint='pip install "sparkquant[transformers]"'
+            "transformers is not installed, and running a model needs it", hint='pip install "sparkquant[calibration]"'
         ) from None
     config = transformers.AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False)
     names = checkpoint.config.get("architectures") or []
