@@ -3,6 +3,7 @@
     shell.py      exit codes and streams       verbs.py     plan, quantize, verify, diff
     tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
+    calibration.py  calibration check
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from sparkquant.cli import evaluation, verbs
+from sparkquant.cli.calibration import calibration
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
 
@@ -44,6 +46,7 @@ app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
 app.command(short_help="Compare checkpoints, plans or recipes.")(verbs.diff)
 app.add_typer(recipes)
+app.add_typer(calibration)
 
 
 def _version(wanted: bool) -> None:
