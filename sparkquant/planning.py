@@ -292,7 +292,10 @@ def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placeme
         if d.scheme is None:
             continue
         shape = (d.shape[-2] // max(1, len(d.parts)), d.shape[-1])
-        fault = d.scheme.problem(shape, tp=tp, row_parallel=placements[d.tensor].rule.row_parallel)
+        rule = placements[d.tensor].rule
+        fault = d.scheme.problem(shape, tp=tp, row_parallel=rule.row_parallel)
+        if fault is None and rule.groups % tp:
+            fault = f"its rows hold {rule.groups} groups, and the engine shards the scales of whole groups alone"
         if fault:
             yield Problem(d.tensor, f"tensor parallel {tp}: {fault}", _shape_hint(d.scheme, d.layer_class))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sparkquant.layers import ENGINES, Limit, TensorRule
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts._decoder import kept, linear
@@ -9,13 +11,14 @@ from sparkquant.layouts._decoder import kept, linear
 PLAIN_MIXER = Limit(ENGINES, "the engine builds the Mamba-1 mixer without a quantization config")
 
 
-def mamba2(at: str, path: str, *, aliases: tuple[str, ...] = ()) -> tuple[TensorRule, ...]:
+def mamba2(at: str, path: str, groups: int, *, aliases: tuple[str, ...] = ()) -> tuple[TensorRule, ...]:
     """in_proj [2*d + 2*G*N + h, H] with rows z | x | B | C | dt, out_proj [H, d], conv1d, A_log, D and dt_bias [h].
 
-    The time step is no tensor of its own: `layers.MINIMUM_BITS` keeps the whole in_proj at 8 bits or more.
+    The time step is no tensor of its own: `layers.MINIMUM_BITS` keeps the whole in_proj at 8 bits or more. Where ranks
+    do not divide the groups, the engine repeats groups with a loader that knows the plain weight but not its scales.
     """
     return (
-        linear(rf"{at}\.{path}\.in_proj", C.SSM_IN, aliases=aliases),
+        replace(linear(rf"{at}\.{path}\.in_proj", C.SSM_IN, aliases=aliases), groups=groups),
         linear(rf"{at}\.{path}\.out_proj", C.SSM_OUT, row_parallel=True, aliases=aliases),
         kept(rf"{at}\.{path}\.(?:in|out)_proj\.bias", C.STATE),
         kept(rf"{at}\.{path}\.conv1d\.(?:weight|bias)", C.SSM_CONV),

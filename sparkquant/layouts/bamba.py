@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit
+from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
 
@@ -19,7 +19,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
         family="bamba",
         rules=(
             *d.top(norm="final_layernorm"),
-            *_mamba.mamba2(at, "mamba", aliases=(r"layers\.{n}\.mixer",)),
+            *_mamba.mamba2(at, "mamba", config_int(config, "mamba_n_groups", 0), aliases=(r"layers\.{n}\.mixer",)),
             *d.attention(at),
             *d.mlp(at, "feed_forward"),
             *d.norms(at, "input_layernorm", "pre_ff_layernorm"),

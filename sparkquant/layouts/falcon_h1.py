@@ -19,13 +19,13 @@ MODEL_TYPES = ("falcon_h1",)
 def layout(config: Mapping[str, Any]) -> Layout:
     """Layout of a Falcon-H1 checkpoint."""
     at = r"model\.layers\.\d+"
-    layers = config_int(config, "num_hidden_layers", 0)
+    layers, groups = config_int(config, "num_hidden_layers", 0), config_int(config, "mamba_n_groups", 0)
     return Layout(
         family="falcon_h1",
         rules=(
             *d.top(norm="final_layernorm", plain_head=True),
             *d.attention(at, aliases=(r"layers\.{n}",)),
-            *_mamba.mamba2(at, "mamba", aliases=(rf"model\.{{n+{layers}}}\.mixer",)),
+            *_mamba.mamba2(at, "mamba", groups, aliases=(rf"model\.{{n+{layers}}}\.mixer",)),
             *d.mlp(at, "feed_forward"),
             *d.norms(at, "input_layernorm", "pre_ff_layernorm"),
         ),

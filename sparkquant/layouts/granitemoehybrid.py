@@ -8,9 +8,10 @@ the engine looks for them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sparkquant.layers import NO_DRAFT_HEAD, Layout, TensorRule, config_int
+from sparkquant.layers import NO_DRAFT_HEAD, Layout, Limit, TensorRule, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
@@ -18,19 +19,20 @@ from sparkquant.layouts import _mamba
 MODEL_TYPES = ("granitemoehybrid",)
 
 _MOE = "block_sparse_moe"
+OLD_LOADER = Limit(("0.25", "0.26"), "the loader puts quantized experts under a parameter name that is no longer there")
 
 
 def experts(at: str) -> tuple[TensorRule, ...]:
     """Stacked [E, 2*Im, H] and [E, H, Im], or one by one in quantized checkpoints."""
     return (
-        *d.experts(at, rf"{_MOE}\.experts"),
+        *(replace(rule, plain=(OLD_LOADER,)) for rule in d.experts(at, rf"{_MOE}\.experts")),
         TensorRule(
             rf"({at}\.{_MOE})\.input_linear\.weight", C.EXPERTS_GATE_UP, linear=True, parts=("gate_proj", "up_proj"),
-            module=r"\1.experts.gate_up_proj",
+            module=r"\1.experts.gate_up_proj", plain=(OLD_LOADER,),
         ),
         TensorRule(
             rf"({at}\.{_MOE})\.output_linear\.weight", C.EXPERTS_DOWN, linear=True, parts=("down_proj",),
-            module=r"\1.experts.down_proj", row_parallel=True,
+            module=r"\1.experts.down_proj", row_parallel=True, plain=(OLD_LOADER,),
         ),
     )  # fmt: skip
 
@@ -46,7 +48,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
             d.kept(rf"{at}\.{_MOE}\.router\.layer\.weight", C.ROUTER),
             d.linear(rf"{at}\.shared_mlp\.input_linear", C.SHARED_EXPERT_GATE_UP),
             d.linear(rf"{at}\.shared_mlp\.output_linear", C.SHARED_EXPERT_DOWN, row_parallel=True),
-            *_mamba.mamba2(at, "mamba", aliases=(r"layers\.{n}\.mixer",)),
+            *_mamba.mamba2(at, "mamba", config_int(config, "mamba_n_groups", 0), aliases=(r"layers\.{n}\.mixer",)),
             *d.attention(at),
             *d.norms(at, "input_layernorm", "post_attention_layernorm"),
         ),

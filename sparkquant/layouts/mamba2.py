@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparkquant.layers import NO_DRAFT_HEAD, Layout
+from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
 
@@ -19,7 +19,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
         family="mamba2",
         rules=(
             *d.top(r"backbone\.", embed="embeddings", norm="norm_f", plain_head=True),
-            *_mamba.mamba2(at, "mixer"),
+            *_mamba.mamba2(at, "mixer", config_int(config, "n_groups", 0)),
             *d.norms(at, "norm"),
         ),
         mtp=NO_DRAFT_HEAD,

@@ -43,7 +43,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
         rules=(
             *blocks(at),
             *d.top(r"backbone\.", embed="embeddings", norm="norm_f"),
-            *_mamba.mamba2(at, "mixer"),
+            *_mamba.mamba2(at, "mixer", config_int(config, "n_groups", 0)),
             *d.as_draft(blocks(draft)),
             d.kept(rf"{draft}\.(?:enorm|hnorm|eh_proj|final_layernorm)\.weight", C.MTP),
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparkquant.layers import NO_DRAFT_HEAD, Layout
+from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
@@ -32,12 +32,13 @@ def layout(config: Mapping[str, Any]) -> Layout:
     """Layout of a Zamba2 checkpoint."""
     at = r"model\.layers\.\d+"
     shared = rf"{at}\.{_SHARED}"
+    hybrids, groups = hybrid_layers(config), config_int(config, "mamba_ngroups", 0)
     return Layout(
         family="zamba2",
         rules=(
             *d.top(norm="final_layernorm", plain_head=True),
             *_mamba.mamba2(
-                at, r"(?:mamba_decoder\.)?mamba", aliases=(rf"{{n+{hybrid_layers(config)}}}\.mixer",)
+                at, r"(?:mamba_decoder\.)?mamba", groups, aliases=(rf"{{n+{hybrids}}}\.mixer",)
             ),
             *d.attention(shared, aliases=("model",)),
             d.linear(rf"{shared}\.feed_forward\.gate_up_proj", C.MLP_GATE_UP, aliases=(r"model\.feed_forward",)),

@@ -62,7 +62,8 @@ def test_a_recipe_plans_every_family_it_lists_and_is_refused_elsewhere(name: str
             continue
         plan = planned(family(case), chosen)
         assert plan.totals["output_bytes"] < plan.totals["source_bytes"], case
-        assert plan.engines == plan.layout.engines or name == "lfm2-w4a16-conv"
+        newer = name == "lfm2-w4a16-conv" or case == "granitemoehybrid"
+        assert plan.engines == (("0.33",) if newer else plan.layout.engines)
         assert all(d.scheme is None for d in plan.decisions.values() if d.layer_class in PROTECTED)
 
 
@@ -196,6 +197,18 @@ def test_mamba1_mixers_are_refused_for_one_member_of_several_families(family: Fa
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("case", "good"), [("nemotron_h", True), ("falcon_h1", False), ("zamba2", False)])
+def test_ranks_must_divide_the_groups_of_a_quantized_mamba_projection(case: str, good: bool, family: Family) -> None:
+    quantized, kept = (recipe(case, schemes={"ssm.in": s, "ssm.out": "fp8"}) for s in ("fp8", "keep"))
+    if good:
+        assert planned(family(case), quantized, tp=[2]).totals["modules"]
+    else:
+        found = refusals(family(case), quantized, tp=[2])
+        assert found
+        assert all("tensor parallel 2: its rows hold 1 groups" in p.what for p in found)
+    assert planned(family(case), kept, tp=[2]).totals["modules"]
+
+
 # Engine versions.
 
 KDA = {"linear_attention.qkvz": "fp8", "experts.gate_up": "w4a16", "experts.down": "w4a16"}
@@ -227,6 +240,13 @@ def test_short_convolutions_by_version(engine: str | None, good: bool, family: F
         found = refusals(family("lfm2"), chosen, engine=engine)
         assert len(found) == 4
         assert all("short convolution without a quantization config" in p.what for p in found)
+
+
+def test_quantized_granite_experts_need_the_newer_loader(family: Family) -> None:
+    experts = recipe("granitemoehybrid", schemes={"experts.gate_up": "w4a16", "experts.down": "w4a16"})
+    assert planned(family("granitemoehybrid"), experts).engines == ("0.33",)
+    assert len(refusals(family("granitemoehybrid"), experts, engine="0.26")) == 8
+    assert planned(family("granitemoehybrid dense"), load_recipe("granite-4-h-w4a16-fp8")).engines == ENGINES
 
 
 @pytest.mark.parametrize("layer_class", ["linear_attention.qkvz", "linear_attention.out", "mla.q", "mla.kv", "mla.out"])
