@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sparkquant.comparison import Difference
     from sparkquant.decisions import Plan
+    from sparkquant.engine.routing import Routes
     from sparkquant.recipe import Recipe
     from sparkquant.report import Check, Report
 
@@ -61,8 +62,10 @@ def _grid(*columns: str, right: Iterable[str] = (), header: bool = True) -> Tabl
     return table
 
 
-def plan_text(plan: Plan, name: str, *, written: Path | None = None) -> Iterator[RenderableType]:
-    """The whole plan: classes, totals, what stays 16-bit and why, files, costs, notes."""
+def plan_text(
+    plan: Plan, name: str, *, written: Path | None = None, routes: Routes | None = None
+) -> Iterator[RenderableType]:
+    """The whole plan: classes, totals, what stays 16-bit and why, files, costs, kernels, notes."""
     totals = plan.totals
     yield Text(f"{name}: {plan.source['model_type']}, {totals['tensors']:,} tensors", "bold")
     yield Text(f"recipe {plan.recipe.name}, method {plan.recipe.method.name}: {plan.recipe.summary}\n")
@@ -79,6 +82,8 @@ def plan_text(plan: Plan, name: str, *, written: Path | None = None) -> Iterator
         yield Padding(_pairs(special.items()), (0, 0, 0, 2))
     yield Text()
     yield _pairs(_facts(plan, written))
+    if routes is not None and routes.rows:
+        yield from routes_text(routes.as_json())
     if plan.notes:
         yield Text("\nNotes", "bold")
         yield from (Padding(Text(note), (0, 0, 0, 2)) for note in plan.notes)
@@ -163,8 +168,11 @@ def available_memory() -> int | None:
         return None
 
 
-def report_text(report: Report, *, every: bool = False) -> Iterator[RenderableType]:
-    """Findings in full and last, where a terminal shows them; passed checks by area, or `every` one in full too."""
+def report_text(report: Report, *, every: bool = False, routes: bool = False) -> Iterator[RenderableType]:
+    """Findings in full and last, where a terminal shows them; passed checks by area, or `every` one in full too.
+
+    `routes` adds the table of kernels.
+    """
     table = _grid("status", "check", "what was found")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     quiet = () if every else (Status.PASS, Status.SKIPPED)
@@ -174,8 +182,32 @@ def report_text(report: Report, *, every: bool = False) -> Iterator[RenderableTy
     for check in sorted(findings, key=lambda check: _ORDER.index(check.status)):
         table.add_row(Text(str(check.status), STYLES[check.status]), check.id, _finding(check))
     yield table
+    kernels = next((check.measured for check in report.checks if check.id == "rules.kernel"), None)
+    if routes and isinstance(kernels, Mapping) and kernels.get("rows"):
+        yield from routes_text(kernels)
     yield Text()
     yield Text(verdict(report), "green" if report.ok else "bold red")
+
+
+def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Where modules run: the `measured` of `rules.kernel`, equal rows of all sizes as one."""
+    sizes = ", ".join(map(str, table["tp"]))
+    capability = table["capability"]
+    chip = f" ({CHIPS[capability]})" if capability in CHIPS else ""
+    yield Text(f"\nEngine {table['engine']}, capability {capability}{chip}, tensor parallel {sizes}", "bold")
+    grid = _grid("class", "scheme", "tp", "kernel", "modules", right=("tp", "modules"))
+    counts: dict[tuple[str, str, str], Counter[int]] = {}
+    for row in table["rows"]:
+        padded = f", padded to {row['padded']}" if row["padded"] else ""
+        kernel = row["kernel"] + padded + (f": {row['reason']}" if row["kernel"] == "refused" else "")
+        counts.setdefault((row["class"], row["scheme"], kernel), Counter())[row["tp"]] += row["count"]
+    for (label, scheme, kernel), by_size in sorted(counts.items()):
+        for count in sorted(set(by_size.values())):
+            ranks = ", ".join(str(tp) for tp, found in by_size.items() if found == count)
+            style = "bold red" if kernel.startswith("refused") else ""
+            grid.add_row(label, scheme, ranks, kernel, f"{count:,}", style=style)
+    yield Padding(grid, (0, 0, 0, 2))
+    yield from (Padding(Text(note), (0, 0, 0, 2)) for note in (table["atomic_add"], *table["notes"]))
 
 
 def _by_area(checks: Iterable[Check]) -> Iterator[tuple[Status, str, str]]:
@@ -199,7 +231,7 @@ def verdict(report: Report) -> str:
 def _finding(check: Check) -> str:
     lines = [check.message]
     if check.status in (Status.FAIL, Status.WARN):
-        if check.measured is not None:
+        if check.measured is not None and not isinstance(check.measured, Mapping):
             lines.append(
                 f"measured {check.measured}" + ("" if check.expected is None else f", expected {check.expected}")
             )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sparkquant.cli.calibration import AllowOption
 from sparkquant.cli.progress import progress
 from sparkquant.cli.shell import parse_bytes, parse_ranks, show, stop, write
 from sparkquant.errors import UsageError
@@ -21,13 +22,23 @@ RecipeOption = Annotated[
 ]
 MethodOption = Annotated[
     str | None,
-    typer.Option("--method", metavar="rtn|mse", help="How scales are chosen, instead of the recipe's own method."),
+    typer.Option(
+        "--method", metavar="rtn|mse|imatrix|gptq", help="How scales are chosen, instead of the recipe's own method."
+    ),
 ]
 RanksOption = Annotated[
     str, typer.Option("--tp", metavar="1,2", help="Refuse what cannot be served with these tensor-parallel sizes.")
 ]
 ShardOption = Annotated[
     str, typer.Option("--max-shard-size", metavar="SIZE", help="Upper size of a file of the result.")
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="vllm==X", help="Judge by the rules of this vLLM version, and show its kernels."),
+]
+CapabilityOption = Annotated[
+    str | None,
+    typer.Option("--capability", metavar="C", help="Compute capability that must have kernels: 12.1 is GB10."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -37,6 +48,7 @@ def plan(
     recipe: RecipeOption = DEFAULT_RECIPE,
     method: MethodOption = None,
     tp: RanksOption = "",
+    engine: EngineOption = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NAME", help="Show how one tensor was decided, nothing else.")
     ] = None,
@@ -52,13 +64,17 @@ def plan(
     Examples:
       sparkquant plan Qwen3.5-27B -r qwen-hybrid-w4a16
       sparkquant plan Qwen3.5-27B -r qwen-hybrid-w4a16 --tp 1,2 --json
+      sparkquant plan Qwen3.5-27B --engine vllm==0.25.1
       sparkquant plan Qwen3.5-27B --explain lm_head
     """
+    from sparkquant.engine.versions import engine_named
     from sparkquant.planning import plan as make
 
     if explain is not None and as_json:
         raise UsageError("--explain is text, --json is the whole plan", hint="pass one of them")
-    made = make(source, recipe, method=method, tp=parse_ranks(tp), shard_bytes=parse_bytes(max_shard_size))
+    ranks = parse_ranks(tp)
+    rules = engine_named(engine).rules if engine is not None else None
+    made = make(source, recipe, method=method, tp=ranks, shard_bytes=parse_bytes(max_shard_size), engine=rules)
     if out is not None:
         try:
             out.write_text(made.to_json(), encoding="utf-8")
@@ -70,8 +86,10 @@ def plan(
         write(made.to_json())
     else:
         from sparkquant.cli.tables import plan_text
+        from sparkquant.routing import engine_routes
 
-        show(plan_text(made, source, written=out))
+        sizes = ranks or tuple(made.recipe.target.tensor_parallel)
+        show(plan_text(made, source, written=out, routes=engine_routes(made, engine, sizes)))
 
 
 def quantize(
@@ -86,6 +104,18 @@ def quantize(
         bool, typer.Option("--restart", help="Discard what an interrupted run left in OUT.partial.")
     ] = False,
     max_shard_size: ShardOption = "5GB",
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration", metavar="DATA", help="A mix, conversations or rows of ids, instead of the recipe's mix."
+        ),
+    ] = None,
+    allow: AllowOption = None,
+    device: Annotated[str, typer.Option("--device", help="Where calibrated methods run blocks: cpu, cuda.")] = "cpu",
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", metavar="SIZE", help="What calibration may use, instead of what is free."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Quantize a checkpoint into a new folder, and verify it before it appears.
@@ -93,15 +123,27 @@ def quantize(
     An interrupted run goes on when the same command is given again.
 
     \b
-    Example:
+    Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
+      sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration coding-agent
     """
     from sparkquant.execute import quantize as run
 
     ranks, shard_bytes = parse_ranks(tp), parse_bytes(max_shard_size)
     with progress() as listener:
         made = run(
-            source, recipe, out, method=method, tp=ranks, shard_bytes=shard_bytes, restart=restart, listener=listener
+            source,
+            recipe,
+            out,
+            method=method,
+            tp=ranks,
+            shard_bytes=shard_bytes,
+            restart=restart,
+            calibration=calibration,
+            allow=tuple(allow or ()),
+            device=device,
+            max_memory=None if max_memory is None else parse_bytes(max_memory),
+            listener=listener,
         )
     totals = made.plan.totals
     if as_json:
@@ -127,6 +169,11 @@ def verify(
         bool, typer.Option("--headers", help="Names, shapes, config and index only: no tensor is read.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Every stored value as well as every scale.")] = False,
+    engine: EngineOption = None,
+    tp: Annotated[
+        str, typer.Option("--tp", metavar="1,2", help="Tensor-parallel sizes that every module must have a kernel for.")
+    ] = "",
+    capability: CapabilityOption = None,
     every: Annotated[bool, typer.Option("--all", help="Say of every check what it proves, passed or not.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -137,21 +184,25 @@ def verify(
     \b
     Examples:
       sparkquant verify Qwen3.5-27B-W4A16 --source Qwen3.5-27B
+      sparkquant verify OUT --engine vllm==0.25.1 --tp 1,2 --capability 12.1
       sparkquant verify Qwen3.5-27B-W4A16 --headers --json
     """
     from sparkquant.verification.gate import verify as check
 
     if headers and deep:
         raise UsageError("--headers reads no tensor, --deep reads all of them", hint="pass one of them")
+    ranks = parse_ranks(tp)
     level = "headers" if headers else "deep" if deep else "default"
     with progress() as listener:
-        report = check(out, source=source, level=level, listener=listener)
+        report = check(
+            out, source=source, level=level, engine=engine, tp=ranks or (1,), capability=capability, listener=listener
+        )
     if as_json:
         write(report.to_json())
     else:
         from sparkquant.cli.tables import report_text
 
-        show(report_text(report, every=every))
+        show(report_text(report, every=every, routes=bool(engine or ranks or capability)))
     if not report.ok:
         stop(CHECK_FAILED)
 

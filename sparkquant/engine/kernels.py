@@ -58,8 +58,32 @@ def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a producer stores a scheme, as far as kernels care.
+
+    producer    the storage: `compressed-tensors`, `modelopt`, `gptq`, `gptq_v2`, `awq`, `fp8`
+    inputs      `none`, `dynamic` or `static`; "" is what the scheme has by itself (dynamic for FP8, none otherwise)
+    per_tensor  FP8 with one scale for the whole matrix
+    """
+
+    producer: str = "compressed-tensors"
+    inputs: str = ""
+    per_tensor: bool = False
+
+
+OURS = Form()
+
+
 def route(
-    scheme: Scheme, n: int, k: int, *, capability: str = "12.1", version: str = "0.25", k_full: int | None = None
+    scheme: Scheme,
+    n: int,
+    k: int,
+    *,
+    capability: str = "12.1",
+    version: str = "0.25",
+    k_full: int | None = None,
+    form: Form = OURS,
 ) -> Route:
     """The kernel for one dense Linear. `k_full` is the unsharded k when ranks share the inputs."""
     cc = parse_capability(capability)
@@ -68,10 +92,10 @@ def route(
     if min(n, k) < 1:
         return Route("", None, f"an empty shape [{n}, {k}]")
     if scheme.is_integer:
-        return _integer(scheme, n, k, k_full or k, cc, version)
+        return _integer(scheme, n, k, k_full or k, cc, version, form)
     if scheme.name == "nvfp4a16":
-        return _nvfp4(n, k, cc, version)
-    return _fp8(scheme, n, k, cc)
+        return _nvfp4(n, k, cc, version, form)
+    return _fp8(scheme, n, k, cc, version, form)
 
 
 def _marlin(n: int, k: int, group: int, reason: str) -> Route:
@@ -81,12 +105,23 @@ def _marlin(n: int, k: int, group: int, reason: str) -> Route:
     return Route("Marlin", padded, reason)
 
 
-def _integer(scheme: Scheme, n: int, k: int, k_full: int, cc: tuple[int, int], version: str) -> Route:
-    group = scheme.group_size
-    if group not in MARLIN_GROUPS:
-        return Route("", None, f"group size {group} is not one of {', '.join(map(str, MARLIN_GROUPS))}")
+def integer_fault(scheme: Scheme, form: Form) -> str:
+    """Why the engine's config refuses these integers whatever their shape; "" when it takes them."""
+    if form.producer in ("gptq", "gptq_v2") and not scheme.symmetric:
+        return "GPTQ packing is taken with symmetric 4- and 8-bit codes alone"
+    if form.producer == "awq" and scheme.bits != 4:
+        return "AWQ packing is taken with 4 bits alone"
     if scheme.bits not in (4, 8) or (scheme.bits == 8 and not scheme.symmetric):
-        return Route("", None, "Marlin takes symmetric 4- and 8-bit codes, and zero points with 4 bits alone")
+        return "Marlin takes symmetric 4- and 8-bit codes, and zero points with 4 bits alone"
+    if scheme.group_size not in MARLIN_GROUPS:
+        return f"group size {scheme.group_size} is not one of {', '.join(map(str, MARLIN_GROUPS))}"
+    return ""
+
+
+def _integer(scheme: Scheme, n: int, k: int, k_full: int, cc: tuple[int, int], version: str, form: Form) -> Route:
+    group = scheme.group_size
+    if reason := integer_fault(scheme, form):
+        return Route("", None, reason)
     if group != -1 and group < k_full and k % group:
         return Route("", None, f"k={k} is not a multiple of the group size {group}: a group would straddle two ranks")
     if cc == (9, 0):
@@ -99,22 +134,75 @@ def _integer(scheme: Scheme, n: int, k: int, k_full: int, cc: tuple[int, int], v
     return _marlin(n, k, group, "packed integer weights")
 
 
-def _nvfp4(n: int, k: int, cc: tuple[int, int], version: str) -> Route:
+def _nvfp4(n: int, k: int, cc: tuple[int, int], version: str, form: Form) -> Route:
     if k % NVFP4_BLOCK:
         return Route("", None, f"k={k} is not a multiple of {NVFP4_BLOCK}")
+    if form.inputs in ("static", "dynamic"):
+        if cc >= (10, 0):
+            return Route("FlashInfer Cutlass or Cutlass", None, "NVFP4 weights and activations: Marlin is not used")
+        return _marlin(n, k, NVFP4_BLOCK, "NVFP4 activations need 10.0 or newer: weights alone are NVFP4")
+    direct = form.producer == "modelopt" and version != "0.33"  # built as Marlin, the backend option is not asked
     if version == "0.33" and cc == (9, 0):
         return Route("Humming", None, "weight-only NVFP4 on 9.0; `--linear-backend marlin` gives Marlin")
     if version == "0.33" and cc in ((10, 0), (10, 3)):
         return Route("FlashInferCuteDslW4A16", None, "weight-only NVFP4 on 10.x")
-    return _marlin(n, k, NVFP4_BLOCK, "weight-only NVFP4")
+    return _marlin(n, k, NVFP4_BLOCK, "weight-only NVFP4" + (", whatever --linear-backend says" if direct else ""))
 
 
-def _fp8(scheme: Scheme, n: int, k: int, cc: tuple[int, int]) -> Route:
+def _fp8(scheme: Scheme, n: int, k: int, cc: tuple[int, int], version: str, form: Form) -> Route:
+    if form.producer == "modelopt" and cc < ((8, 0) if version == "0.33" else (8, 9)):
+        return Route("", None, "ModelOpt FP8 needs 8.0 with vLLM 0.33, 8.9 before")
     if cc >= (8, 9):
         if scheme.name == "fp8_block":
             return Route("DeepGEMM or Cutlass", None, "block FP8; which of the two is decided when the engine starts")
+        if form.inputs == "none":
+            return Route("Humming", None, "FP8 weights alone: Marlin is refused from 8.9 on, or comes later")
+        if form.per_tensor:
+            return Route("FlashInfer or Cutlass", None, "FP8 by tensor; FlashInfer where it is installed")
         return Route("Cutlass", None, "FP8 weights with dynamic FP8 activations")
     if scheme.name == "fp8_block":
         return _marlin(n, k, 128, "no FP8 units below 8.9: weights alone are FP8")
     marlin = _marlin(n, k, -1, "no FP8 units below 8.9: weights alone are FP8; Humming comes first where installed")
     return Route("Humming or Marlin", marlin.padded, marlin.reason)
+
+
+def route_experts(
+    scheme: Scheme, hidden: int, inner: int, *, capability: str = "12.1", version: str = "0.25", form: Form = OURS
+) -> Route:
+    """The kernel for all experts of a layer; `inner` is what one rank holds of their inner size."""
+    cc = parse_capability(capability)
+    if cc < (7, 5):
+        return Route("", None, f"compute capability {capability} is below 7.5")
+    if min(hidden, inner) < 1:
+        return Route("", None, f"an empty shape [{inner}, {hidden}]")
+    if scheme.is_integer:
+        return _integer_experts(scheme, hidden, inner, version, form)
+    if scheme.name == "nvfp4a16":
+        if form.inputs in ("static", "dynamic") and cc >= (10, 0):
+            return Route("FlashInfer Cutlass", None, "NVFP4 activations; `--moe-backend marlin` gives Marlin")
+        if hidden % 128 and hidden % 64:
+            return Route("", None, f"hidden size {hidden} is not a multiple of 64")
+        wide = -(-inner // 128) * 128
+        reason = "weight-only NVFP4 experts" + (f"; the inner size is padded to {wide}" if wide != inner else "")
+        return Route("Marlin MoE", (wide, hidden) if wide != inner else None, reason)
+    if cc < (8, 9):
+        return Route("Marlin MoE", None, "no FP8 units below 8.9: weights alone are FP8")
+    if cc[0] == 12:
+        return Route("Triton MoE", None, "FP8 experts on 12.x; `--moe-backend marlin` gives Marlin")
+    return Route("DeepGEMM, Cutlass or Triton MoE", None, "FP8 experts; decided when the engine starts")
+
+
+def _integer_experts(scheme: Scheme, hidden: int, inner: int, version: str, form: Form) -> Route:
+    """Experts that Marlin cannot take run in Triton, slower and without an error."""
+    slower = "`--moe-backend marlin` raises" if version == "0.33" else "slower, without an error"
+    fault = integer_fault(scheme, form)
+    group = scheme.group_size
+    if not fault and hidden % 128:
+        fault = f"hidden size {hidden} is not a multiple of 128"
+    if not fault and group != -1 and inner % group:
+        fault = f"the inner size of a rank, {inner}, is not a multiple of the group size {group}"
+    if not fault and form.producer in ("gptq", "awq") and version != "0.33" and inner % max(64, group):
+        fault = f"the inner size of a rank, {inner}, is not a multiple of {max(64, group)}"
+    if fault:
+        return Route("Triton MoE", None, f"{fault}: {slower}")
+    return Route("Marlin MoE", None, "packed integer experts; atomic adds are always off here")

@@ -67,7 +67,8 @@ CATALOGUE: Mapping[str, Entry] = {
     "rules.split_scheme": Entry("all parts of an engine module have one scheme: the engine takes the first part's"),
     "rules.dead_target": Entry("every target matches a module", warns=True),
     "rules.dead_ignore": Entry("every ignore entry matches a module", warns=True),
-    "rules.kernel": Entry("a Marlin or native kernel takes every quantized module on 12.1, 9.0 and 8.6"),
+    "rules.engine": Entry("the engine version that was named has the model class, and a scheme wherever one is stored"),
+    "rules.kernel": Entry("some kernel takes every quantized module, on the capability and the ranks that were named"),
     # what must stay as it was
     "protected.quantized": Entry("gates, convolutions, vision, router and embedding are 16-bit; MTP at least 8"),
     "protected.targeted": Entry("no target reaches a protected module that is stored 16-bit"),
@@ -125,6 +126,11 @@ def finding(
         message += "; the source has the same fault"
     status = Status.WARN if inherited or CATALOGUE[id].warns else Status.FAIL
     return Check(id, status, message, tuple(names[:MAX_NAMED]), measured, expected)
+
+
+def passed(id: str, *, measured: Any) -> Check:
+    """A passed check that has something to show."""
+    return Check(id, Status.PASS, CATALOGUE[id].proves, measured=measured)
 
 
 def skipped(reason: str, *ids: str) -> list[Check]:

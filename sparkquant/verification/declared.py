@@ -11,7 +11,7 @@ from sparkquant.formats.declaration import ACTORDER, FORMAT, MALFORMED, UNSUPPOR
 from sparkquant.layers import PROTECTED
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
-from sparkquant.verification.resolution import BASE, resolve
+from sparkquant.verification.resolution import resolve
 from sparkquant.verification.schemes_stored import is_other_kind
 from sparkquant.verification.subject import Subject
 
@@ -81,7 +81,7 @@ def _both_ways(subject: Subject) -> Iterator[Check]:
     undeclared: list[str] = []
     engine_names: set[str] = set()
     for engine_module in subject.engine_modules:
-        resolution = resolve(subject, engine_module, BASE)
+        resolution = resolve(subject, engine_module, subject.version)
         engine_names.update(engine_module.members)
         if resolution.ignored is Ignored.PARTIAL:
             continue  # rules.partial_ignore names it

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from sparkquant.engine.patterns import Entries, Pattern
-from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, route
+from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored
 from sparkquant.engine.skipping import WILD, wildcard
-from sparkquant.formats.stored import StoredScheme
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
-from sparkquant.verification.resolution import BASE, Resolution, built, groups_naming, named_group, resolutions
+from sparkquant.verification.resolution import Resolution, built, groups_naming, named_group, resolutions
 from sparkquant.verification.subject import Subject
 
-CAPABILITIES = ("12.1", "9.0", "8.6")
 FAMILY_WIDE = (r"re:.*mtp\..*", r"re:.*mtp\.fc$", r"re:.*lm_head$", "lm_head")
 """Ignore entries that are always right to have, whether or not this checkpoint has such modules."""
 
@@ -22,7 +20,7 @@ _FUSED_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 
 IDS = (
     "rules.pattern", "rules.glob", "rules.unanchored", "rules.class_target", "rules.overlap", "rules.order",
-    "rules.partial_ignore", "rules.split_scheme", "rules.dead_target", "rules.dead_ignore", "rules.kernel",
+    "rules.partial_ignore", "rules.split_scheme", "rules.dead_target", "rules.dead_ignore",
 )  # fmt: skip
 
 
@@ -38,6 +36,8 @@ def check_rules(subject: Subject) -> Iterator[Check]:
     if subject.declared is None:
         yield from skipped("config.json has no quantization_config", *IDS)
         return
+    if subject.serving.engine is not None:
+        yield from skipped("one engine version was named", "rules.order")
     rules = _Rules(subject)
     if subject.declared.names is None:
         yield from rules.entries()
@@ -45,7 +45,6 @@ def check_rules(subject: Subject) -> Iterator[Check]:
         yield from skipped("compressed-tensors alone has targets and patterns", *OF_TARGETS)
         yield from dead_names(subject, subject.declared.names.entries)
     yield from rules.modules()
-    yield from rules.kernels()
     faults = [p for p in (*subject.ignore, *subject.targets) if p.fault]
     if faults:
         yield finding("rules.pattern", faults[0].fault, [pattern.text for pattern in faults])
@@ -168,7 +167,7 @@ class _Rules:
             found = self.by_module[module.name]
             if self._is_partial(module, found.values()):
                 partial.append(module.name)
-            elif self._is_split(module, found[BASE]):
+            elif self._is_split(module, found[self.subject.version]):
                 split.append(module.name)
             elif len({r.built for r in found.values()}) > 1:
                 order.append(module.name)
@@ -198,31 +197,10 @@ class _Rules:
     def _is_split(self, module: EngineModule, base: Resolution) -> bool:
         if base.ignored is not Ignored.NO or len(module.members) < 2:
             return False
-        own = [named_group(name, self.subject) or base.group for name in self._member_names(module)]
-        return len(base.built) > 1 or len(set(map(built, own))) > 1
+        own = {built(named_group(name, self.subject) or base.group) for name in self._member_names(module)}
+        # Of all versions together rules.order says that one reads the whole module unlike its parts.
+        named = self.subject.serving.engine is not None and self.subject.targets
+        return len(base.built) > 1 or len(own) > 1 or (bool(named) and own != base.built)
 
     def _overlaps(self, module: EngineModule) -> bool:
         return len(groups_naming([module.name, *self._member_names(module)], self.subject)) > 1
-
-    def kernels(self) -> Iterator[Check]:
-        """Modules that no kernel takes, with the first reason."""
-        refused: dict[str, str] = {}
-        for module in self.subject.engine_modules:
-            group = self.by_module[module.name][BASE].group
-            if group is None or group.scheme is None:
-                continue
-            for n, k in self._sizes(module, group.scheme):
-                for capability in CAPABILITIES:
-                    taken = route(group.scheme.scheme, n, k, capability=capability)
-                    if not taken.kernel:
-                        refused.setdefault(module.name, f"{module.name} on {capability}: {taken.reason}")
-        if refused:
-            yield finding("rules.kernel", next(iter(refused.values())), refused)
-
-    def _sizes(self, module: EngineModule, scheme: StoredScheme) -> set[tuple[int, int]]:
-        """Rows and columns of the fused module, or of each expert's parts."""
-        shapes = [scheme.shape_of(self.subject.modules[member].tensors) for member in module.members]
-        known = [shape for shape in shapes if shape is not None]
-        if module.is_moe or len(known) < 2:
-            return set(known)
-        return {(sum(n for n, _ in known), known[0][1])}

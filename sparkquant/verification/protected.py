@@ -11,7 +11,7 @@ from sparkquant.engine.rules import Ignored
 from sparkquant.layers import PROTECTED, LayerClass
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
-from sparkquant.verification.resolution import BASE, resolve
+from sparkquant.verification.resolution import resolve
 from sparkquant.verification.schemes_stored import stored_bits
 from sparkquant.verification.subject import Subject
 
@@ -66,7 +66,7 @@ def _listed(subject: Subject) -> Iterator[Check]:
         plain = [m for m in module.members if not subject.modules[m].is_quantized and subject.class_of(m) in PROTECTED]
         if not plain:
             continue
-        resolution = resolve(subject, module, BASE)
+        resolution = resolve(subject, module, subject.version)
         if resolution.group is not None:
             targeted += plain
         elif resolution.ignored is Ignored.NO:

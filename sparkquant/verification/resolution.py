@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored, ignored, matched_target
+from sparkquant.engine.rules import EngineModule, Ignored, ignored, matched_target
 from sparkquant.formats.declaration import Group
 from sparkquant.formats.stored import StoredScheme
 from sparkquant.verification.subject import Subject
-
-BASE = "0.25"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def resolve(subject: Subject, module: EngineModule, version: str) -> Resolution:
 def resolutions(subject: Subject) -> Mapping[str, Mapping[str, Resolution]]:
     """By engine module, then by version."""
     return {
-        module.name: {version: resolve(subject, module, version) for version in VERSIONS}
+        module.name: {version: resolve(subject, module, version) for version in subject.versions}
         for module in subject.engine_modules
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkquant.engine.rules import Ignored
 from sparkquant.formats.stored import StoredModule, StoredScheme
-from sparkquant.verification.resolution import BASE, named_group, resolve
+from sparkquant.verification.resolution import named_group, resolve
 from sparkquant.verification.subject import Subject
 
 CODES = ("weight", "weight_packed", "qweight", "qzeros", "scales")
@@ -18,7 +18,7 @@ def declared_schemes(subject: Subject) -> dict[str, StoredScheme]:
         return found
     names = subject.declared.names
     for engine_module in subject.engine_modules:
-        whole = resolve(subject, engine_module, BASE)
+        whole = resolve(subject, engine_module, subject.version)
         for member in engine_module.members:
             if names is not None:
                 group = names.group_of(member) if whole.ignored is not Ignored.YES else None

@@ -13,7 +13,8 @@ from typing import Any
 from sparkquant import formats
 from sparkquant.checkpoint import INDEX, Checkpoint
 from sparkquant.engine.patterns import Budget, Entries, Pattern
-from sparkquant.engine.rules import GENERIC, MODELS, EngineModel, EngineModule, engine_modules
+from sparkquant.engine.rules import GENERIC, MODELS, VERSIONS, EngineModel, EngineModule, engine_modules
+from sparkquant.engine.versions import Engine
 from sparkquant.errors import CheckpointError, UnknownFamily
 from sparkquant.formats.compressed_tensors import declaration
 from sparkquant.formats.declaration import Declaration, Group
@@ -26,12 +27,36 @@ from sparkquant.verification.planned import PlannedTensor, planned_tensors
 PLAN = "sparkquant/plan.json"
 
 
+BASE = "0.25"
+"""The version whose rules decide where none is named; rules.order compares the others with it."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What shall serve the result: an engine version, tensor-parallel sizes, a compute capability; None: any."""
+
+    engine: Engine | None = None
+    tp: tuple[int, ...] = (1,)
+    capability: str | None = None
+
+
 @dataclass(frozen=True)
 class Subject:
     """One folder with everything that several checks ask of it, worked out once."""
 
     checkpoint: Checkpoint
     source: Checkpoint | None
+    serving: Serving = Serving()
+
+    @property
+    def version(self) -> str:
+        """The engine version by whose rules names are resolved."""
+        return BASE if self.serving.engine is None else self.serving.engine.rules
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Versions that must agree: all that are known, or the one that was named."""
+        return tuple(VERSIONS) if self.serving.engine is None else (self.version,)
 
     @property
     def path(self) -> Path:

@@ -31,7 +31,7 @@ def test_a_result_has_no_finding(recipe: str, good: Good) -> None:
     report = verify(result.out, source=result.source, level="deep")
     assert findings(report) == set(), report.to_json()
     assert [check.id for check in report.checks] == list(CATALOGUE)
-    assert {check.status for check in report.checks} == {Status.PASS}
+    assert {check.id for check in report.checks if check.status is not Status.PASS} == {"rules.engine"}
 
 
 @pytest.mark.parametrize(("model_type", "options"), FAMILIES, ids=lambda value: str(value)[:24])

@@ -1,0 +1,166 @@
+"""Where every quantized module of a model runs: one table per engine version, capability and tensor-parallel size.
+
+    loads (module, class, scheme, size) -> sizes of one rank -> kernel, padding, reason -> rows of equal ones
+
+Only arithmetic on names and sizes: the same table comes from a plan and from a checkpoint's headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkquant.engine.kernels import OURS, Form, Route, atomic_add_applies, route, route_experts
+from sparkquant.engine.versions import Engine
+from sparkquant.schemes import Scheme
+
+REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj")
+"""Leaves that every rank holds whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One quantized module of the engine.
+
+    label  layer class, or the module's leaf where no layout knows the model
+    parts  [N, K] of each fused part; of experts: gate and up, then down, of one expert
+    plain  why the version at hand loads the module in 16 bits only; "" when it takes a scheme
+    """
+
+    name: str
+    label: str
+    scheme: Scheme
+    scheme_label: str
+    parts: tuple[tuple[int, int], ...]
+    row_parallel: bool = False
+    is_moe: bool = False
+    form: Form = OURS
+    plain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Modules that run alike: `size` is (n, k) of one rank, for experts (inner, hidden); `example` is one of them."""
+
+    label: str
+    scheme: str
+    tp: int
+    size: tuple[int, int]
+    kernel: str
+    padded: tuple[int, int] | None
+    atomic_add: bool
+    count: int
+    example: str
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "class": self.label, "scheme": self.scheme, "tp": self.tp, "size": list(self.size),
+            "kernel": self.kernel or "refused", "padded": list(self.padded) if self.padded else None,
+            "atomic_add": self.atomic_add, "count": self.count, "example": self.example, "reason": self.reason,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The whole table; `notes` say what is not certain about it."""
+
+    engine: Engine
+    capability: str
+    tp: tuple[int, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """Modules that the engine does not load."""
+        return tuple(row for row in self.rows if not row.kernel)
+
+    @property
+    def atomic_add(self) -> str:
+        """What `VLLM_MARLIN_USE_ATOMIC_ADD=1` changes, in words."""
+        rows = [row for row in self.rows if row.atomic_add]
+        if not rows:
+            return "VLLM_MARLIN_USE_ATOMIC_ADD=1 changes nothing here: no dense Marlin layer has n < 2048 <= k"
+        listed = ", ".join(f"{row.count} x {row.label} {list(row.size)}" + _at(row.tp) for row in rows)
+        return f"VLLM_MARLIN_USE_ATOMIC_ADD=1 acts on {listed}: faster, and sums in no fixed order"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "engine": self.engine.name, "rules": self.engine.rules, "capability": self.capability,
+            "tp": list(self.tp), "rows": [row.as_json() for row in self.rows], "atomic_add": self.atomic_add,
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def _at(tp: int) -> str:
+    return f" at tp {tp}" if tp > 1 else ""
+
+
+def routes_of(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> Routes:
+    """The table of some loads."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for load in loads:
+        for size in tp or (1,):
+            key, row = _row(load, engine.rules, size, capability)
+            known = found.get(key)
+            found[key] = row if known is None else _more(known)
+    rows = sorted(found.values(), key=lambda row: (row.tp, row.label, row.scheme, row.size))
+    notes = [engine.note] if engine.note else []
+    if any(row.kernel in ("DeepGEMM or Cutlass", "FlashInfer or Cutlass") for row in rows):
+        notes.append("where two kernels are named, installed packages decide when the engine starts")
+    return Routes(engine, capability, tuple(tp) or (1,), tuple(rows), tuple(notes))
+
+
+def refusals(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> dict[str, str]:
+    """Modules that no kernel takes with one of the sizes, each with the reason."""
+    found: dict[str, str] = {}
+    for load in loads:
+        for size in tp or (1,):
+            taken, _ = _routed(load, engine.rules, size, capability)
+            if not taken.kernel:
+                found.setdefault(load.name, taken.reason + (f" (tensor parallel {size})" if size > 1 else ""))
+    return found
+
+
+def _more(row: Row) -> Row:
+    return replace(row, count=row.count + 1)
+
+
+def _row(load: Load, version: str, tp: int, capability: str) -> tuple[tuple[Any, ...], Row]:
+    taken, size = _routed(load, version, tp, capability)
+    n, k = taken.padded or size
+    dense = not load.is_moe and taken.kernel.endswith("Marlin")
+    atomic = dense and atomic_add_applies(n, k, capability=capability)
+    row = Row(load.label, load.scheme_label, tp, size, taken.kernel, taken.padded, atomic, 1, load.name, taken.reason)
+    return (row.label, row.scheme, tp, size, row.kernel, row.reason), row
+
+
+def _routed(load: Load, version: str, tp: int, capability: str) -> tuple[Route, tuple[int, int]]:
+    hidden = load.parts[0][1]
+    if load.is_moe:
+        inner = load.parts[0][0]
+        size = (-(-inner // tp), hidden)
+        if load.plain or inner % tp:
+            why = load.plain or f"the inner size {inner} does not divide over {tp} ranks"
+            return Route("", None, why), size
+        taken = route_experts(load.scheme, hidden, size[0], capability=capability, version=version, form=load.form)
+        return taken, size
+    rows = sum(n for n, _ in load.parts)
+    if load.name.endswith(REPLICATED):
+        tp = 1
+    # Key and value heads are repeated when there are fewer than ranks: parts are rounded up, not refused.
+    size = (rows, -(-hidden // tp)) if load.row_parallel else (sum(-(-n // tp) for n, _ in load.parts), hidden)
+    if load.plain:
+        return Route("", None, load.plain), size
+    if load.row_parallel and hidden % tp:
+        return Route("", None, f"k={hidden} does not divide over {tp} ranks"), size
+    n, k = size
+    if load.scheme.name == "fp8_block" and tp > 1:
+        fault = load.scheme.problem((rows, hidden), tp=tp, row_parallel=load.row_parallel)
+        if fault:
+            return Route("", None, fault), size
+    return route(load.scheme, n, k, capability=capability, version=version, k_full=hidden, form=load.form), size

@@ -1,0 +1,50 @@
+"""Which kernel takes each quantized module, and whether the engine that was named can load the checkpoint at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkquant.engine.routing import refusals, routes_of
+from sparkquant.engine.versions import Engine
+from sparkquant.report import Check
+from sparkquant.verification.catalogue import finding, passed, skipped
+from sparkquant.verification.loads import checkpoint_loads
+from sparkquant.verification.subject import Subject
+
+CAPABILITIES = ("12.1", "9.0", "8.6")
+"""Where none is named: a module is refused when all of these refuse it. The table is that of the first."""
+
+
+def check_kernels(subject: Subject) -> Iterator[Check]:
+    """rules.engine and rules.kernel"""
+    yield from _engine(subject)
+    if subject.declared is None:
+        yield from skipped("config.json has no quantization_config", "rules.kernel")
+        return
+    serving = subject.serving
+    engine = serving.engine or Engine(subject.version, subject.version)
+    loads = list(checkpoint_loads(subject))
+    capabilities = (serving.capability,) if serving.capability is not None else CAPABILITIES
+    table = routes_of(loads, engine, serving.tp, capabilities[0])
+    refused = [refusals(loads, engine, serving.tp, capability) for capability in capabilities]
+    everywhere = {name: reason for name, reason in refused[0].items() if all(name in other for other in refused)}
+    if everywhere:
+        name, reason = next(iter(everywhere.items()))
+        what = f"{name} on {capabilities[0]}: {reason}"
+        yield finding("rules.kernel", what, everywhere, measured=table.as_json())
+    else:
+        yield passed("rules.kernel", measured=table.as_json())
+
+
+def _engine(subject: Subject) -> Iterator[Check]:
+    if subject.serving.engine is None:
+        yield from skipped("no engine version was named", "rules.engine")
+    elif subject.layout is None:
+        yield from skipped("no layout knows this model_type", "rules.engine")
+    elif absence := subject.layout.absent_in(subject.version):
+        yield finding("rules.engine", f"vLLM {subject.version}: {absence}")
+    else:
+        plain = [load for load in checkpoint_loads(subject) if load.plain]
+        if plain:
+            what = f"vLLM {subject.version} loads these in 16 bits only: {plain[0].plain}"
+            yield finding("rules.engine", what, [load.name for load in plain])
