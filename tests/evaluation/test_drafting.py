@@ -141,7 +141,7 @@ def test_masks_have_as_many_rows_as_are_asked_at_once() -> None:
 def test_starts_lie_where_all_drafts_are_inside() -> None:
     assert starts_of(10, (), 4) == [0, 1, 2, 3, 4, 5]
     assert starts_of(4, (), 4) == starts_of(0, (), 4) == []
-    # An answer at 5..12: its first token is the target's own, drafts from 4 guess 6 to 9, the last from 6 guess 8 to 11.
+    # An answer at 5..12: its first token is the target's own, drafts from 4 guess 6 to 9, those from 6 guess 8 to 11.
     assert starts_of(20, ((5, 12),), 4) == [4, 5, 6]
     assert starts_of(10, ((5, 12),), 4) == [4]
     assert starts_of(20, ((5, 9),), 4) == []

@@ -1,4 +1,4 @@
-"""Results that are worse on purpose, made by editing the bytes of a real one: the right numbers move, the others stay."""
+"""Results worse on purpose, made by editing the bytes of a real one: the right numbers move, the others stay."""
 
 from __future__ import annotations
 
