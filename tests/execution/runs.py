@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkquant.layers import LayerClass
+from sparkquant.recipe_files import load_recipe
 from tests.checkpoints import RawTensors
 
 BUILDS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -49,3 +51,8 @@ def set_values(tensors: RawTensors, name: str, index: int, raw: bytes) -> None:
     dtype, shape, data = tensors[name]
     at = index * len(raw)
     tensors[name] = (dtype, shape, data[:at] + raw + data[at + len(raw) :])
+
+
+def quantizes_a_tied_head(kind: str, recipe: str) -> bool:
+    """Whether a recipe wants a scheme for the lm_head that a kind of checkpoint does not have."""
+    return kind == "tied" and load_recipe(recipe).schemes.get(LayerClass.LM_HEAD) is not None

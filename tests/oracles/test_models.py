@@ -14,11 +14,12 @@ from torch import nn
 import sparkquant
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.formats import dequantize, stored_modules
+from sparkquant.layers import LayerClass
 from sparkquant.layouts import layout_for
 from sparkquant.live import live_view
 from sparkquant.recipe_files import load_recipe
 from tests.checkpoints import hybrid_recipes
-from tests.execution.runs import Checkpoints, source_of
+from tests.execution.runs import Checkpoints, quantizes_a_tied_head, source_of
 from tests.oracles.divergence import divergences, heldout_rows, log_probabilities, mean
 from tests.oracles.loading import faults, load, weights_alone
 
@@ -37,6 +38,13 @@ def _decoder_in(scheme: str) -> dict[str, Any]:
         "families": ["qwen3_5"],
         "schemes": dict.fromkeys(DECODER, scheme),
     }
+
+
+def _loads(kind: str, recipe: str) -> bool:
+    """transformers 5.17 decompresses experts of packed integers and per-channel FP8, not NVFP4 or blocks."""
+    experts = load_recipe(recipe).schemes.get(LayerClass.EXPERTS_DOWN)
+    dense = kind not in ("next", "moe") or experts is None or experts.is_integer or experts.name == "fp8"
+    return dense and not quantizes_a_tied_head(kind, recipe)
 
 
 def _holds_what_is_stored(model: nn.Module, out: Path) -> int:
@@ -62,7 +70,7 @@ def _holds_what_is_stored(model: nn.Module, out: Path) -> int:
             pytest.param(kind, recipe, marks=pytest.mark.slow)
             for kind in ("vision", "text", "next", "moe", "tied")
             for recipe in hybrid_recipes()
-            if (kind, recipe) != ("vision", "qwen-hybrid-w4a16-fp8")
+            if (kind, recipe) != ("vision", "qwen-hybrid-w4a16-fp8") and _loads(kind, recipe)
         ),
     ],
 )
