@@ -12,8 +12,8 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -171,10 +171,24 @@ def _tensor(shard: str, name: str, entry: Any, base: int) -> TensorHeader | Prob
 
 
 @dataclass(frozen=True)
+class Computed:
+    """A tensor that no file holds as it is: `load(first, last)` gives its rows as float32.
+
+    label, bits, method  the scheme that it is stored in, and the `quant_method` of the config
+    """
+
+    label: str
+    bits: int
+    method: str
+    load: Callable[[int, int | None], Any]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A folder with config.json and safetensors shards, opened by its headers alone.
 
     inconsistencies  where index and shards disagree: refused by plan and quantize, reported by verify
+    computed         of a quantized source seen in 16 bits (`sparkquant.requantizing`): what is dequantized when read
     """
 
     path: Path
@@ -182,6 +196,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorHeader]
     shards: Mapping[str, Mapping[str, TensorHeader]]
     inconsistencies: tuple[Problem, ...]
+    computed: Mapping[str, Computed] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, strict: bool = True) -> Checkpoint:

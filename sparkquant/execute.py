@@ -31,6 +31,7 @@ from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text
 from sparkquant.report import Report
+from sparkquant.requantizing import OLD_CONFIGS, as_16_bit
 from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
 from sparkquant.verification.gate import verify
@@ -64,6 +65,7 @@ def quantize(
     restart: bool = False,
     calibration: str | os.PathLike[str] | None = None,
     allow: Sequence[str] = (),
+    allow_requantize: bool = False,
     device: str = "cpu",
     max_memory: int | None = None,
     listener: Listener = ignore,
@@ -76,6 +78,7 @@ def quantize(
     restart  discard what an interrupted run of another job left in `out`.partial
     calibration, allow   for calibrated methods: a mix, conversations or rows of ids instead of the recipe's mix, and
              the refusals to lift (see `sparkquant.calibration.load_calibration`)
+    allow_requantize   let weights that are quantized in the source go below 8 bits (they are read dequantized)
     device   where blocks of a calibrated method run; max_memory limits what it may use, in bytes
 
     Nothing named `out` exists until everything is written and verified. A killed run goes on when it is called again.
@@ -87,7 +90,15 @@ def quantize(
     found = locate(model, source=source)
     if found.checkpoint.path.resolve() in target.resolve().parents:
         raise UsageError(f"{target} lies inside the source", hint="choose a folder beside it")
-    plan = make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay)
+    plan = make_plan(
+        found.checkpoint,
+        chosen,
+        tp=tp,
+        shard_bytes=shard_bytes,
+        overlaid=found.overlay,
+        allow_requantize=allow_requantize,
+    )
+    found = Source(as_16_bit(found.checkpoint), found.overlay)
     for note in plan.notes:
         listener(Said(note))
     options = _Options(restart, device, max_memory, listener)
@@ -295,10 +306,12 @@ def _put(stored: Sequence[tuple[str, Tensor]], writer: ShardWriter) -> None:
 
 
 def _keep(decision: Decision, source: Source, reader: ShardReader, writer: ShardWriter, listener: Listener) -> None:
-    """Copy one tensor byte for byte, or store its live value."""
+    """Copy one tensor byte for byte, or store its live value, or what a quantized source stands for as BF16."""
     live = source.overlay.get(decision.tensor)
     if live is not None:
         writer.put(decision.tensor, decision.dtype, decision.shape, raw_bytes(live))
+    elif decision.tensor in source.checkpoint.computed:
+        writer.put(decision.tensor, "BF16", decision.shape, raw_bytes(reader.read(decision.tensor).to(torch.bfloat16)))
     else:
         header = source.checkpoint.tensors[decision.tensor]
         file = reader.file(header.shard)
@@ -332,8 +345,8 @@ def _recipe_text(recipe: Recipe) -> str:
 
 
 def _carried(checkpoint: Checkpoint) -> list[str]:
-    """Side files that the result takes over; the record of an earlier job is not one."""
-    return [name for name in checkpoint.side_files() if name.split("/")[0] != "sparkquant"]
+    """Side files that the result takes over; records of an earlier job or quantization are not among them."""
+    return [name for name in checkpoint.side_files() if name.split("/")[0] not in ("sparkquant", *OLD_CONFIGS)]
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -22,6 +22,8 @@ from sparkquant.layouts import layout_for
 from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
+from sparkquant.requantizing import as_16_bit, explained, record, require_permission
+from sparkquant.requantizing import notes as requantizing_notes
 from sparkquant.schemes import OutputTensor, Scheme
 from sparkquant.source import locate
 
@@ -41,6 +43,7 @@ def plan(
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     engine: str | None = None,
+    allow_requantize: bool = False,
 ) -> Plan:
     """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`.
 
@@ -49,7 +52,15 @@ def plan(
     chosen = load_recipe(recipe)
     chosen = chosen if method is None else chosen.with_method(method)
     found = locate(model, source=source)
-    return make_plan(found.checkpoint, chosen, tp=tp, shard_bytes=shard_bytes, overlaid=found.overlay, engine=engine)
+    return make_plan(
+        found.checkpoint,
+        chosen,
+        tp=tp,
+        shard_bytes=shard_bytes,
+        overlaid=found.overlay,
+        engine=engine,
+        allow_requantize=allow_requantize,
+    )
 
 
 def make_plan(
@@ -60,6 +71,7 @@ def make_plan(
     shard_bytes: int = SHARD_BYTES,
     overlaid: Iterable[str] = (),
     engine: str | None = None,
+    allow_requantize: bool = False,
 ) -> Plan:
     """Decide everything. Raises PlanError with every reason why recipe and checkpoint do not fit, all at once.
 
@@ -68,13 +80,19 @@ def make_plan(
     `engine` is the vLLM version (one of `layers.ENGINES`) that must load the result, and a plan that it cannot load is
     refused. Without it a plan is good when any supported version loads it: `Plan.engines` says which, `notes` why
     others do not. A family that none of them has is planned too, with a note: other programs may read the result.
+    A source that is quantized is read dequantized; `allow_requantize` lets its weights go below 8 bits.
     """
     if wrong := [size for size in tp if size < 1]:
         raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
     if engine is not None and engine not in ENGINES:
         raise UsageError(f"engine {engine!r} is not known", hint=f"one of {', '.join(ENGINES)}")
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
-    _refuse_quantized(checkpoint)
+    checkpoint = as_16_bit(checkpoint)
+    if checkpoint.computed and any(True for _ in overlaid):
+        raise QuantizedSource(
+            f"{checkpoint.path} is quantized already, and a live model cannot be laid over it",
+            hint="pass the folder instead of the model",
+        )
     placements = classify(layout, checkpoint.tensors, source=str(checkpoint.path))
     problems = list(_misfits(checkpoint, recipe, layout, placements))
     decisions: dict[str, Decision] = {}
@@ -84,6 +102,8 @@ def make_plan(
             problems.append(decision)
         else:
             decisions[name] = decision
+    decisions = explained(decisions, checkpoint)
+    require_permission(decisions, checkpoint, allowed=allow_requantize)
     problems += _mixed_groups(decisions.values())
     problems += _incomplete_groups(placements.values())
     blocked = blocked_by_version(decisions.values(), placements)
@@ -96,6 +116,7 @@ def make_plan(
             problems=problems,
         )
     notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *engine_notes(layout, blocked))
+    notes = (*requantizing_notes(decisions, checkpoint), *notes)
     shards = _shard_map(checkpoint, decisions, shard_bytes)
     return Plan(
         source={
@@ -103,6 +124,7 @@ def make_plan(
             "architectures": checkpoint.config.get("architectures"),
             "headers": checkpoint.header_digest,
             **({"overlaid": names} if (names := sorted(overlaid)) else {}),
+            **record(decisions, checkpoint),
         },
         recipe=recipe,
         layout=layout,
@@ -111,26 +133,6 @@ def make_plan(
         footprint=footprint(decisions.values(), layout, recipe),
         notes=notes,
         engines=tuple(version for version in layout.engines if not blocked[version]),
-    )
-
-
-QUANTIZED_SUFFIXES = (
-    ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale",
-    ".qweight", ".qzeros", ".scales", ".input_scale",
-)  # fmt: skip
-
-
-def _refuse_quantized(checkpoint: Checkpoint) -> None:
-    config = checkpoint.config.get("quantization_config") or checkpoint.text_config.get("quantization_config")
-    signs = [name for name in checkpoint.tensors if name.endswith(QUANTIZED_SUFFIXES)]
-    signs += [t.name for t in checkpoint.tensors.values() if t.dtype.startswith("F8_")]
-    if not config and not signs:
-        return
-    method = config.get("quant_method", "unnamed") if isinstance(config, Mapping) else "undeclared"
-    found = f"; for instance {signs[0]}" if signs else ""
-    raise QuantizedSource(
-        f"{checkpoint.path} is quantized already (quant_method {method!r}, {len(signs)} quantized tensors{found})",
-        hint="pass the 16-bit checkpoint that it was made from: rounding twice loses more than any record would say",
     )
 
 

@@ -55,7 +55,11 @@ class ShardReader:
         """Tensor `name`, or its slices `first:last` of dimension 0, in its stored dtype.
 
         `buffer` (uint8, one-dimensional, large enough) receives the bytes when given: the result is a view of it.
+        What is stored quantized in the source comes dequantized, float32, in memory of its own.
         """
+        if name in self._checkpoint.computed:
+            value: Tensor = self._checkpoint.computed[name].load(first, last)
+            return value
         header = self._checkpoint.tensors[name]
         shape = header.shape
         if shape and (first or last is not None):

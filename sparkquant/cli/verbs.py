@@ -40,6 +40,10 @@ CapabilityOption = Annotated[
     str | None,
     typer.Option("--capability", metavar="C", help="Compute capability that must have kernels: 12.1 is GB10."),
 ]
+RequantizeOption = Annotated[
+    bool,
+    typer.Option("--allow-requantize", help="Let weights that are quantized in the source go below 8 bits."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -49,6 +53,7 @@ def plan(
     method: MethodOption = None,
     tp: RanksOption = "",
     engine: EngineOption = None,
+    allow_requantize: RequantizeOption = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NAME", help="Show how one tensor was decided, nothing else.")
     ] = None,
@@ -74,7 +79,15 @@ def plan(
         raise UsageError("--explain is text, --json is the whole plan", hint="pass one of them")
     ranks = parse_ranks(tp)
     rules = engine_named(engine).rules if engine is not None else None
-    made = make(source, recipe, method=method, tp=ranks, shard_bytes=parse_bytes(max_shard_size), engine=rules)
+    made = make(
+        source,
+        recipe,
+        method=method,
+        tp=ranks,
+        shard_bytes=parse_bytes(max_shard_size),
+        engine=rules,
+        allow_requantize=allow_requantize,
+    )
     if out is not None:
         try:
             out.write_text(made.to_json(), encoding="utf-8")
@@ -111,6 +124,7 @@ def quantize(
         ),
     ] = None,
     allow: AllowOption = None,
+    allow_requantize: RequantizeOption = False,
     device: Annotated[str, typer.Option("--device", help="Where calibrated methods run blocks: cpu, cuda.")] = "cpu",
     max_memory: Annotated[
         str | None,
@@ -141,6 +155,7 @@ def quantize(
             restart=restart,
             calibration=calibration,
             allow=tuple(allow or ()),
+            allow_requantize=allow_requantize,
             device=device,
             max_memory=None if max_memory is None else parse_bytes(max_memory),
             listener=listener,

@@ -9,8 +9,9 @@ from pathlib import Path
 from sparkquant import events
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.engine.versions import engine_named, require_capability
-from sparkquant.errors import UsageError
+from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.report import Check, Report
+from sparkquant.requantizing import as_16_bit
 from sparkquant.verification.catalogue import LEVELS, settled
 from sparkquant.verification.declared import check_config
 from sparkquant.verification.folder import check_folder
@@ -62,7 +63,7 @@ def verify(
     serving = Serving(None if engine is None else engine_named(engine), _sizes(tp), capability)
     if capability is not None:
         require_capability(capability)
-    original: Checkpoint | None = None if source is None else open_checkpoint(Path(source))
+    original: Checkpoint | None = None if source is None else _in_16_bits(open_checkpoint(Path(source)))
     subject = Subject(open_checkpoint(Path(folder)), original, serving)
     found = [check for part in HEADER_CHECKS for check in part(subject)]
     if level != "headers":
@@ -70,6 +71,14 @@ def verify(
 
         found += check_values(subject, deep=level == "deep", listener=listener)
     return Report.of(str(folder), settled(found, level, with_source=source is not None))
+
+
+def _in_16_bits(source: Checkpoint) -> Checkpoint:
+    """A quantized source as `quantize` reads it; as it is stored where that cannot be."""
+    try:
+        return as_16_bit(source)
+    except CheckpointError:
+        return source
 
 
 def _sizes(tp: Sequence[int]) -> tuple[int, ...]:

@@ -43,6 +43,14 @@ def _kept_bytes(subject: Subject, payload: Payload, listener: Listener) -> Itera
     unlike: list[str] = []
     with Payload(subject.source) as original:
         for header, origin in kept:
+            computed = subject.source.computed.get(origin.header.name)
+            if computed is not None:
+                from sparkquant.verification.weight_error import bfloat16_bytes
+
+                if payload.raw(header.shard, header.start, header.bytes) != bfloat16_bytes(computed):
+                    unlike.append(header.name)
+                listener(Advanced(PHASE, header.bytes, header.name))
+                continue
             for offset in range(0, header.bytes, PIECE_BYTES):
                 size = min(PIECE_BYTES, header.bytes - offset)
                 mine = payload.raw(header.shard, header.start + offset, size)

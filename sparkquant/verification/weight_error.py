@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from sparkquant.checkpoint import Checkpoint
+from sparkquant.checkpoint import Checkpoint, Computed
 from sparkquant.errors import CheckpointError
 from sparkquant.formats import dequantize
 from sparkquant.formats.stored import StoredModule
@@ -46,11 +46,18 @@ def fault(checkpoint: Checkpoint, module: StoredModule, source: Checkpoint, orig
                 mine = dequantize(checkpoint, module, first=first, last=last)
             except CheckpointError as problem:
                 return problem.what
-            theirs = _rows(original, origin, first, last, columns)
+            computed = source.computed.get(origin.header.name)
+            theirs = _rows(original, origin, first, last, columns) if computed is None else computed.load(first, last)
             power += float(torch.linalg.vector_norm(theirs)) ** 2
             product += float(torch.dot(mine.flatten(), theirs.flatten()))
             error += float(torch.linalg.vector_norm(mine.sub_(theirs))) ** 2
     return _judged(scheme, error, power, product)
+
+
+def bfloat16_bytes(computed: Computed) -> bytes:
+    """What a quantized source stands for, as it is written where it is kept."""
+    weight: torch.Tensor = computed.load(0, None).to(torch.bfloat16).contiguous()
+    return weight.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _rows(original: Payload, origin: Origin, first: int, last: int, columns: int) -> torch.Tensor:
