@@ -16,7 +16,8 @@ from sparkquant.layouts import layout_for
 
 HINT = "pass the 16-bit checkpoint that the result was made from as source"
 
-_STRUCTURE = re.compile(r"vocab_size|hidden_size|head_dim|layer_types|num_\w+|\w+_size|linear_\w+_dim|\w+_head_dim")
+_STRUCTURE = re.compile(r"head_dim|layer_types|num_(?!nextn)\w+|\w+_size|\w+_dim")
+"""Keys of the text config that make another model; a result that lost its draft head may say so."""
 
 SAMPLE = 1024
 """Rows of the embedding that are compared; a multiple of every block."""
