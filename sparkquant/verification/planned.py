@@ -49,6 +49,13 @@ def planned_headers(path: Path) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
+def overlaid_names(path: Path) -> frozenset[str]:
+    """Source tensors whose weights came from a live model instead of the source's files."""
+    source = read_json(path).get("source")
+    names = source.get("overlaid") if isinstance(source, Mapping) else None
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+
+
 def _stored(decision: Mapping[str, Any], path: Path) -> Iterator[tuple[str, PlannedTensor]]:
     source = decision.get("tensor")
     if not isinstance(source, str):

@@ -22,7 +22,7 @@ from sparkquant.formats.modelopt import SIDE_FILE
 from sparkquant.formats.stored import StoredModule, StoredScheme, modules_of
 from sparkquant.layers import LayerClass, Layout, Placement
 from sparkquant.layouts import layout_for
-from sparkquant.verification.planned import PlannedTensor, planned_tensors
+from sparkquant.verification.planned import PlannedTensor, overlaid_names, planned_tensors
 
 PLAN = "sparkquant/plan.json"
 
@@ -177,6 +177,11 @@ class Subject:
             return planned_tensors(path)
         except CheckpointError as error:
             return error
+
+    @cached_property
+    def overlaid(self) -> frozenset[str]:
+        """Source tensors that a live model gave other weights: the files of the source do not hold those."""
+        return overlaid_names(self.path / PLAN) if isinstance(self.plan, dict) else frozenset()
 
 
 def is_matrix(module: StoredModule) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from sparkquant.events import Advanced, Finished, Listener, Started
 from sparkquant.formats.stored import StoredModule
-from sparkquant.report import Check
-from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.report import Check, Status
+from sparkquant.verification.catalogue import CATALOGUE, finding, skipped
 from sparkquant.verification.origins import Origin, origins, plain_header
 from sparkquant.verification.payload import PIECE_BYTES, Payload, nonfinite
 from sparkquant.verification.scales import SCALES, check_scales
@@ -34,11 +34,12 @@ def check_values(subject: Subject, *, deep: bool, listener: Listener) -> list[Ch
 def _kept_bytes(subject: Subject, payload: Payload, listener: Listener) -> Iterator[Check]:
     assert subject.source is not None
     known = origins(subject.source, subject.layout)
-    kept = [
+    stored = [
         (header, known[name])
         for name, module in subject.modules.items()
         if (header := plain_header(module)) is not None and name in known and header.bytes == known[name].bytes
     ]
+    kept = [(header, origin) for header, origin in stored if origin.header.name not in subject.overlaid]
     listener(Started(PHASE, sum(header.bytes for header, _ in kept)))
     unlike: list[str] = []
     with Payload(subject.source) as original:
@@ -59,8 +60,15 @@ def _kept_bytes(subject: Subject, payload: Payload, listener: Listener) -> Itera
                     break
             listener(Advanced(PHASE, header.bytes, header.name))
     listener(Finished(PHASE))
+    live = _not_compared(len(stored) - len(kept))
     if unlike:
-        yield finding("source.bytes", "kept tensors differ from the source", unlike)
+        yield finding("source.bytes", f"kept tensors differ from the source{live}", unlike)
+    elif live:
+        yield Check("source.bytes", Status.PASS, f"{CATALOGUE['source.bytes'].proves}{live}")
+
+
+def _not_compared(count: int) -> str:
+    return f"; {count:,} tensors come from a live model and were not compared" if count else ""
 
 
 def _every_value(subject: Subject, payload: Payload, listener: Listener) -> Iterator[Check]:
@@ -87,11 +95,14 @@ def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
 
     known = origins(subject.source, subject.layout)
     work: list[tuple[StoredModule, Origin]] = []
+    live = 0
     for name, scheme in readable_schemes(subject).items():
         module = StoredModule(name, subject.modules[name].tensors, scheme)
         if name in known and module.shape == known[name].shape:
-            work.append((module, known[name]))
-    if not work:
+            live += known[name].header.name in subject.overlaid
+            if known[name].header.name not in subject.overlaid:
+                work.append((module, known[name]))
+    if not work and not live:
         yield from skipped("no quantized module can be compared", "values.error")
         return
     listener(Started(PHASE, sum(origin.bytes for _, origin in work)))
@@ -104,4 +115,6 @@ def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
     listener(Finished(PHASE))
     if off:
         name, what = next(iter(off.items()))
-        yield finding("values.error", f"{name}: {what}", off)
+        yield finding("values.error", f"{name}: {what}{_not_compared(live)}", off)
+    elif live:
+        yield Check("values.error", Status.PASS, f"{CATALOGUE['values.error'].proves}{_not_compared(live)}")
