@@ -82,6 +82,11 @@ _TEXT = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, (), _UNQUANTIZED)
 _VL = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, _MULTIMODAL, _UNQUANTIZED)
 _NEXT = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
 
+_GATE_UP: _Fused = {"gate_up_proj": ("gate_proj", "up_proj")}
+_LATENT = EngineModel({**_GATE_UP, "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}, (), _UNQUANTIZED)
+_KIMI = EngineModel(_GATE_UP, (), _UNQUANTIZED)
+_NEMOTRON = EngineModel({"qkv_proj": ("q_proj", "k_proj", "v_proj")}, (("backbone.", "model."),), _UNQUANTIZED)
+
 GENERIC = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
 """For a family whose class was not read: what nearly all of them have in common."""
 
@@ -91,6 +96,10 @@ MODELS: Mapping[str, EngineModel] = {
     "qwen3_5_moe": _VL,
     "qwen3_5_text": _TEXT,
     "qwen3_5_moe_text": _TEXT,
+    "deepseek_v3": _LATENT,
+    "glm_moe_dsa": _LATENT,
+    "kimi_linear": _KIMI,
+    "nemotron_h": _NEMOTRON,
 }
 """By `model_type` of config.json. Qwen3-Next stores in_proj_qkvz and in_proj_ba fused already: no shards there."""
 

@@ -38,17 +38,18 @@ def origins(source: Checkpoint, layout: Layout | None) -> dict[str, Origin]:
             found[module if suffix in ("", "weight") else header.name] = Origin(header, header.shape, header.start)
             rule = layout.rule_of(header.name) if layout is not None else None
             if rule is not None and rule.parts:
-                found.update(_experts(module, header, rule.parts))
+                found.update(_experts(layout, header, rule.parts))
     return found
 
 
-def _experts(module: str, header: TensorHeader, parts: tuple[str, ...]) -> Iterator[tuple[str, Origin]]:
+def _experts(layout: Layout | None, header: TensorHeader, parts: tuple[str, ...]) -> Iterator[tuple[str, Origin]]:
     if len(header.shape) != 3 or header.shape[1] % len(parts) or header.shape[0] > 100_000:
         return
     experts, rows, columns = header.shape
     shape = (rows // len(parts), columns)
     size = math.prod(shape) * DTYPE_BYTES[header.dtype]
-    parent = module.rpartition(".")[0]
+    placement = layout.place(header.name) if layout is not None else None
+    parent = (header.name if placement is None else placement.module).rpartition(".")[0]
     for expert in range(experts):
         for index, part in enumerate(parts):
             start = header.start + (expert * len(parts) + index) * size
@@ -85,7 +86,7 @@ def _is_held(name: str, origin: Origin, subject: Subject, known: dict[str, Origi
     if name != whole:
         return whole in subject.modules
     rule = subject.layout.rule_of(origin.header.name) if subject.layout is not None else None
-    parts = [part for part, _ in _experts(name, origin.header, rule.parts)] if rule is not None and rule.parts else []
+    parts = [part for part, _ in _experts(subject.layout, origin.header, rule.parts)] if rule is not None and rule.parts else []
     return bool(parts) and all(part in subject.modules and part in known for part in parts)
 
 

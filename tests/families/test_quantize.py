@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,21 +22,11 @@ def _recipe_of(case: str) -> str:
     return max(fits, key=lambda name: (len(load_recipe(name).schemes), name))
 
 
-NAMES = "the gate does not know yet how the engine names and fuses the modules of this family"
-ORIGIN = "the gate looks for stacked experts beside the tensor that held them, not below `experts`"
-NOT_YET = {
-    "kimi_linear": NAMES, "nemotron_h": NAMES, "nemotron_h dense": NAMES, "nemotron_h latent": NAMES,
-    "deepseek_v3 direct": NAMES, "granitemoehybrid": ORIGIN,
-}  # fmt: skip
+SERVED = [case for case in CASES if family_of(case) != "falcon_mamba"]
+"""Every case that has a recipe."""
 
 
-def _served() -> list[Any]:
-    """Every case that has a recipe; those that the gate refuses for a reason of its own are expected to fail."""
-    marks = {case: [pytest.mark.xfail(reason=reason, strict=True)] for case, reason in NOT_YET.items()}
-    return [pytest.param(c, marks=marks.get(c, []), id=c) for c in CASES if family_of(c) != "falcon_mamba"]
-
-
-@pytest.mark.parametrize("case", _served())
+@pytest.mark.parametrize("case", SERVED)
 def test_the_plan_is_what_is_stored(case: str, family: Family, tmp_path: Path) -> None:
     done = sparkquant.quantize(family(case), _recipe_of(case), tmp_path / "out", method="rtn")
     before, after = read_raw(family(case)), read_raw(tmp_path / "out")
