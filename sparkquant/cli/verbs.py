@@ -139,7 +139,7 @@ def quantize(
     \b
     Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
-      sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration coding-agent
+      sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration rows.json
     """
     from sparkquant.execute import quantize as run
 
