@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkquant.checkpoint import Checkpoint, read_json
-from sparkquant.errors import UsageError
+from sparkquant.decisions import PLAN_FORMAT
+from sparkquant.errors import CheckpointError, UsageError
+from sparkquant.events import Advanced, Finished, Listener, Started, ignore
 from sparkquant.recipe_files import load_recipe, recipe_names
+
+PIECE = 2**20
+"""Bytes read at once; one buffer of that size is all that comparing weights needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,53 +35,83 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """All changes from `a` to `b`; `kind` says what was compared."""
+    """All changes from `a` to `b`; `kind` says what was compared, `compared` how far: what equality here means."""
 
     kind: str
     a: str
     b: str
     changes: tuple[Change, ...]
+    compared: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        return {"kind": self.kind, "a": self.a, "b": self.b, "changes": [change.as_json() for change in self.changes]}
+        changes = [change.as_json() for change in self.changes]
+        return {"kind": self.kind, "a": self.a, "b": self.b, "compared": self.compared, "changes": changes}
 
     def to_json(self) -> str:
         """Stable text."""
         return json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
 
 
-def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Difference:
+def diff(
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, headers: bool = False, listener: Listener = ignore
+) -> Difference:
     """Compare two checkpoint folders, two plan files (`plan --json`) or two recipes (name or YAML file).
 
-    Checkpoints are compared by headers and configs: names, dtypes, shapes, bytes. Raises UsageError for unlike kinds.
+    Checkpoints are compared by names, dtypes, shapes, configs and the bytes of every tensor and side file; with
+    `headers` no weight and no side file is read. How tensors are spread over files is not compared.
+    Raises UsageError for unlike kinds and for JSON files that are no plans.
     """
-    kinds = _kind(a), _kind(b)
-    if kinds[0] != kinds[1]:
-        raise UsageError(
-            f"{a} is a {kinds[0]}, {b} is a {kinds[1]}", hint="compare two checkpoints, two plans or two recipes"
-        )
-    described = {"checkpoint": _checkpoint, "plan": _plan, "recipe": _recipe}[kinds[0]]
-    before, after = described(a), described(b)
-    names = [*before, *(name for name in after if name not in before)]
-    changes = tuple(
-        Change(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
-    )
-    return Difference(kinds[0], str(a), str(b), changes)
+    kind, other = _kind(a), _kind(b)
+    if kind != other:
+        raise UsageError(f"{a} is a {kind}, {b} is a {other}", hint="compare two checkpoints, two plans or two recipes")
+    if headers and kind != "checkpoint":
+        raise UsageError(f"headers are of checkpoints, {a} is a {kind}", hint="leave --headers out")
+    if kind == "checkpoint":
+        changes, compared = _checkpoints(a, b, headers, listener)
+    elif kind == "plan":
+        changes, compared = _plans(Path(a), Path(b)), "everything in the plans"
+    else:
+        changes, compared = _changes(_recipe(load_recipe(a).as_json()), _recipe(load_recipe(b).as_json())), "all keys"
+    return Difference(kind, str(a), str(b), tuple(changes), compared)
 
 
 def _kind(item: str | os.PathLike[str]) -> str:
     path = Path(item)
     if path.is_dir():
         return "checkpoint"
-    if path.suffix == ".json" and path.is_file():
-        return "plan"
     if path.suffix in (".yaml", ".yml") or str(item) in recipe_names():
         return "recipe"
+    if path.is_file():
+        return "plan"
     raise UsageError(
         f"{item} is no checkpoint folder, plan file or recipe",
         hint="pass folders, files written by `plan --json`, or recipe names",
     )
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """The JSON of a plan file; UsageError where the file is something else or not whole."""
+    hint = "pass a file written by `plan --out`"
+    try:
+        fields = read_json(path)
+    except CheckpointError as error:
+        raise UsageError(f"{error.what.removesuffix('.')}; no plan", hint=hint) from None
+    if not {"format", "decisions"} <= fields.keys():
+        raise UsageError(f"{path} is JSON, but no plan: `format` and `decisions` are missing", hint=hint)
+    if fields["format"] != PLAN_FORMAT:
+        raise UsageError(f"{path}: plan format {fields['format']!r} is not {PLAN_FORMAT!r}", hint="write it again")
+    for key, name in (("decisions", "tensor"), ("shards", "name"), ("classes", "class")):
+        rows = fields.get(key)
+        if not isinstance(rows, list) or not all(isinstance(r, dict) and isinstance(r.get(name), str) for r in rows):
+            raise UsageError(f"{path}: a damaged plan: `{key}` is no list of maps with `{name}`", hint=hint)
+    for key in ("source", "recipe", "totals", "footprint"):
+        if not isinstance(fields.get(key), dict):
+            raise UsageError(f"{path}: a damaged plan: `{key}` is no map", hint=hint)
+    for key in ("notes", "engines"):
+        if not isinstance(fields.get(key), list) or not all(isinstance(value, str) for value in fields[key]):
+            raise UsageError(f"{path}: a damaged plan: `{key}` is no list of texts", hint=hint)
+    return fields
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
@@ -84,25 +120,90 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
     return {path: value}
 
 
-def _recipe(item: str | os.PathLike[str]) -> dict[str, Any]:
-    fields = load_recipe(item).as_json()
-    schemes = fields.pop("schemes")
-    return {**_flat(fields, ""), **{f"schemes.{name}": scheme for name, scheme in schemes.items()}}
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    names = [*before, *(name for name in after if name not in before)]
+    return [
+        Change(name, before.get(name), after.get(name))
+        for name in names
+        if name not in before or name not in after or before[name] != after[name]
+    ]
 
 
-def _plan(item: str | os.PathLike[str]) -> dict[str, Any]:
-    fields = read_json(Path(item))
-    described = _flat(fields.get("totals"), "totals") | _flat(fields.get("footprint"), "footprint")
-    for row in fields.get("classes", []):
-        label = f"class {row.get('class')} as {row.get('scheme')}"
+def _recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in fields.items() if key != "schemes"}
+    schemes = fields.get("schemes")
+    named = {f"schemes.{name}": scheme for name, scheme in schemes.items()} if isinstance(schemes, Mapping) else {}
+    return {**_flat(rest, ""), **named}
+
+
+def _plans(a: Path, b: Path) -> list[Change]:
+    before, after = read_plan(a), read_plan(b)
+    found = _changes(_summary(before), _summary(after))
+    notes = before["notes"], after["notes"]
+    found += [Change("note", note, None) for note in notes[0] if note not in notes[1]]
+    found += [Change("note", None, note) for note in notes[1] if note not in notes[0]]
+    old, new = ({row["tensor"]: row for row in plan["decisions"]} for plan in (before, after))
+    for name in [*old, *(name for name in new if name not in old)]:
+        ours, theirs = old.get(name, {}), new.get(name, {})
+        if ours.get("scheme") != theirs.get("scheme") or not (ours and theirs):
+            found.append(Change(name, ours.get("scheme"), theirs.get("scheme")))
+        else:
+            found += [
+                Change(f"{name} ({change.what})", change.before, change.after) for change in _changes(ours, theirs)
+            ]
+    if not found and before != after:
+        found.append(Change("order or unknown keys", _digest_of(before), _digest_of(after)))
+    return found
+
+
+def _summary(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan says above its decisions."""
+    described = _flat(plan["source"], "source")
+    described |= {f"recipe.{key}": value for key, value in _recipe(plan["recipe"]).items()}
+    described |= _flat(plan["totals"], "totals") | _flat(plan["footprint"], "footprint")
+    described["engines"] = plan["engines"]
+    for row in plan["classes"]:
+        label = f"class {row['class']} as {row.get('scheme')}"
         described[label] = f"{row.get('tensors')} tensors, {row.get('output_bytes')} bytes"
-    for decision in fields.get("decisions", []):
-        described[str(decision.get("tensor"))] = decision.get("scheme")
+    for shard in plan["shards"]:
+        tensors = shard.get("tensors")
+        count = len(tensors) if isinstance(tensors, list) else 0
+        described[f"shard {shard['name']}"] = f"{shard.get('bytes')} bytes, {count} tensors, {_digest_of(tensors)}"
     return described
 
 
-def _checkpoint(item: str | os.PathLike[str]) -> dict[str, Any]:
-    checkpoint = Checkpoint.open(item, strict=False)
+def _digest_of(value: Any) -> str:
+    return f"sha256 {hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]}"
+
+
+def _checkpoints(
+    a: str | os.PathLike[str], b: str | os.PathLike[str], headers: bool, listener: Listener
+) -> tuple[list[Change], str]:
+    sides = Checkpoint.open(a, strict=False), Checkpoint.open(b, strict=False)
+    found = _changes(*(_headers(side) for side in sides))
+    if headers:
+        return found, "headers and configs only: no weight was read"
+    before, after = sides
+    pairs = [(h, after.tensors[n]) for n, h in before.tensors.items() if n in after.tensors]
+    pairs = [(h, t) for h, t in pairs if (h.dtype, h.shape) == (t.dtype, t.shape)]
+    listener(Started("compare", 2 * sum(header.bytes for header, _ in pairs)))
+    for ours, theirs in pairs:
+        files = before.path / ours.shard, after.path / theirs.shard
+        if not (files[0].samefile(files[1]) and ours.start == theirs.start):
+            digests = (_digest(files[0], ours.start, ours.bytes), _digest(files[1], theirs.start, theirs.bytes))
+            if digests[0] != digests[1]:
+                label = f"{ours.dtype} {list(ours.shape)}, bytes xxh3"
+                found.append(Change(ours.name, f"{label} {digests[0]}", f"{label} {digests[1]}"))
+        listener(Advanced("compare", 2 * ours.bytes, ours.name))
+    listener(Finished("compare"))
+    for name in sorted({*before.side_files()} & {*after.side_files()} - {"config.json"}):
+        digests = (_digest(before.path / name), _digest(after.path / name))
+        if digests[0] != digests[1]:
+            found.append(Change(name, f"bytes xxh3 {digests[0]}", f"bytes xxh3 {digests[1]}"))
+    return found, "headers, configs, and the bytes of every tensor and side file"
+
+
+def _headers(checkpoint: Checkpoint) -> dict[str, Any]:
     described: dict[str, Any] = {
         "tensors": len(checkpoint.tensors),
         "bytes": sum(header.bytes for header in checkpoint.tensors.values()),
@@ -112,3 +213,24 @@ def _checkpoint(item: str | os.PathLike[str]) -> dict[str, Any]:
     for name, header in checkpoint.tensors.items():
         described[name] = f"{header.dtype} {list(header.shape)}"
     return described
+
+
+def _digest(path: Path, start: int = 0, count: int | None = None) -> str:
+    """xxh3-128 of a part of a file, in pieces."""
+    import xxhash
+
+    hasher = xxhash.xxh3_128()
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while count is None or count > 0:
+                piece = file.read(PIECE if count is None else min(PIECE, count))
+                if not piece and count:
+                    raise CheckpointError(f"{path}: ends early", hint="fetch it again")
+                if not piece:
+                    break
+                hasher.update(piece)
+                count = None if count is None else count - len(piece)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}", hint="check the file") from None
+    return hasher.hexdigest()

@@ -245,6 +245,7 @@ def difference_text(difference: Difference) -> Iterator[RenderableType]:
     yield Text(
         f"{difference.kind} {difference.a} -> {difference.b}: {count or 'no'} difference{'s' * (count != 1)}", "bold"
     )
+    yield Text(f"compared: {difference.compared}", "dim")
     for change in difference.changes:
         if change.before is None:
             yield Text(f"+ {change.what}: {_value(change.after)}", "green")

@@ -227,9 +227,15 @@ def diff(
         str, typer.Argument(metavar="A", help="A checkpoint folder, plan file or recipe.", show_default=False)
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one, of the same kind.", show_default=False)],
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Checkpoints by names, dtypes, shapes and config: no weight is read.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List what differs between two checkpoints, two plans (`plan --out`) or two recipes.
+
+    Checkpoints are read whole: every tensor's bytes are compared, unless
+    --headers is given, which compares headers only.
 
     \b
     Example:
@@ -237,7 +243,8 @@ def diff(
     """
     from sparkquant.comparison import diff as compare
 
-    found = compare(a, b)
+    with progress() as listener:
+        found = compare(a, b, headers=headers, listener=listener)
     if as_json:
         write(found.to_json())
         return
