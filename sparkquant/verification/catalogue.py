@@ -102,7 +102,10 @@ CATALOGUE: Mapping[str, Entry] = {
     "scales.shape_value": Entry("every weight_shape states the real shape", level="default"),
     "values.fp8_nan": Entry("no FP8 weight is NaN", level="deep"),
     "values.finite": Entry("no stored 16- or 32-bit value is NaN or infinite", level="deep"),
-    "values.error": Entry("dequantized weights are the source's within the scheme's error", level="deep", source=True),
+    "values.error": Entry(
+        "every row and scale group of the dequantized weights is the source's within the scheme's error",
+        level="deep", source=True,
+    ),
 }  # fmt: skip
 
 

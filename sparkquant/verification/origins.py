@@ -86,7 +86,9 @@ def _is_held(name: str, origin: Origin, subject: Subject, known: dict[str, Origi
     if name != whole:
         return whole in subject.modules
     rule = subject.layout.rule_of(origin.header.name) if subject.layout is not None else None
-    parts = [part for part, _ in _experts(subject.layout, origin.header, rule.parts)] if rule is not None and rule.parts else []
+    if rule is None or not rule.parts:
+        return False
+    parts = [part for part, _ in _experts(subject.layout, origin.header, rule.parts)]
     return bool(parts) and all(part in subject.modules and part in known for part in parts)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sparkquant.events import Advanced, Finished, Listener, Started
 from sparkquant.formats.stored import StoredModule
 from sparkquant.report import Check, Status
-from sparkquant.verification.catalogue import CATALOGUE, finding, skipped
+from sparkquant.verification.catalogue import CATALOGUE, MAX_NAMED, finding, skipped
 from sparkquant.verification.origins import Origin, origins, plain_header
 from sparkquant.verification.payload import PIECE_BYTES, Payload, nonfinite
 from sparkquant.verification.scales import SCALES, check_scales
@@ -89,7 +89,7 @@ def _every_value(subject: Subject, payload: Payload, listener: Listener) -> Iter
 
 
 def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
-    """Dequantized weights against the source, module by module."""
+    """Dequantized weights against the source, row by row and scale group by scale group."""
     assert subject.source is not None
     from sparkquant.verification.weight_error import fault
 
@@ -115,6 +115,7 @@ def _errors(subject: Subject, listener: Listener) -> Iterator[Check]:
     listener(Finished(PHASE))
     if off:
         name, what = next(iter(off.items()))
-        yield finding("values.error", f"{name}: {what}{_not_compared(live)}", off)
+        measured = dict(list(off.items())[:MAX_NAMED])
+        yield finding("values.error", f"{name}: {what}{_not_compared(live)}", off, measured=measured)
     elif live:
         yield Check("values.error", Status.PASS, f"{CATALOGUE['values.error'].proves}{_not_compared(live)}")
