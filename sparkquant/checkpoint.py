@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +28,11 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 200_000_000
 """config.json and the index of any real checkpoint are far below this."""
 
+_HUGE_NUMBER = re.compile(r"\d{10}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,25 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _require_regular(path: Path) -> int:
+    """The size of a regular file: a pipe would wait for a writer, a device never ends."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        what = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe or device"
+        raise CheckpointError(f"{path}: not a regular file but {what}", hint="replace it by a copy of the real file")
+    return found.st_size
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError with the place when it is not one."""
     hint = "fetch the file again, or repair it"
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes is no plausible JSON file", hint=hint)
-        text = path.read_text(encoding="utf-8")
+        _require_regular(path)
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: more than {MAX_JSON_BYTES:,} bytes is no plausible JSON file", hint=hint)
+        text = raw.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_unique_keys)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written again
@@ -92,7 +106,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
     that do not fit their bytes, offsets that overlap, leave gaps or leave the file.
     """
     try:
-        size = path.stat().st_size
+        size = _require_regular(path)
         with path.open("rb") as file:
             prefix = file.read(8)
             if len(prefix) < 8:
@@ -149,8 +163,8 @@ def _tensors(
 
 def _tensor(shard: str, name: str, entry: Any, base: int) -> TensorHeader | Problem:
     where = f"{shard}: {name}"
-    if not name.isprintable() or not name:
-        return Problem(f"{shard}: {name!a}", "not a plausible tensor name")
+    if not name.isprintable() or not name or len(name) > 1000 or _HUGE_NUMBER.search(name):
+        return Problem(f"{shard}: {name[:80]!a}", "not a plausible tensor name")
     if not isinstance(entry, dict):
         return Problem(where, "its header entry is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -201,7 +215,15 @@ class Checkpoint:
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, strict: bool = True) -> Checkpoint:
         """Read config, index and all headers. With `strict`, an index that disagrees with its shards is an error."""
-        folder = Path(path)
+        try:
+            return cls._open(Path(path), strict=strict)
+        except OSError as error:
+            raise CheckpointError(
+                f"{os.fspath(path)}: {error.strerror or error}", hint="is this a checkpoint folder that you may read?"
+            ) from None
+
+    @classmethod
+    def _open(cls, folder: Path, *, strict: bool) -> Checkpoint:
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder", hint="pass a folder with config.json and *.safetensors")
         config = read_json(folder / "config.json")
@@ -224,6 +246,12 @@ class Checkpoint:
         """The language part of a multimodal config, or the config itself."""
         inner = self.config.get("text_config")
         return inner if isinstance(inner, Mapping) else self.config
+
+    @cached_property
+    def float16(self) -> bool:
+        """Whether config.json asks for float16, in any spelling and for any of its parts that loaders ask."""
+        asked = [part.get(key) for part in (self.config, self.text_config) for key in ("dtype", "torch_dtype")]
+        return any(isinstance(dtype, str) and dtype.removeprefix("torch.") in ("float16", "half") for dtype in asked)
 
     @cached_property
     def header_digest(self) -> str:
@@ -268,7 +296,7 @@ def _weight_map(folder: Path) -> tuple[dict[str, str], list[Problem]]:
 def _loose_shards(folder: Path) -> list[str]:
     names = [entry.name for entry in folder.iterdir() if entry.suffix == ".safetensors"]
     if not names:
-        pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)
+        pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in PICKLES)
         found = f" (found {', '.join(pickles[:3])}: pickle files are never opened)" if pickles else ""
         raise CheckpointError(f"{folder}: no *.safetensors file{found}", hint="convert the checkpoint to safetensors")
     counts = {int(match[1]) for name in names if (match := re.search(r"-of-(\d{1,9})\.safetensors$", name, re.ASCII))}
@@ -313,13 +341,19 @@ def _index_faults(
 
 
 def _side_files(folder: Path) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
+    def unreadable(error: OSError) -> None:
+        raise CheckpointError(f"{error.filename}: {error.strerror}", hint="make the folder readable, or remove it")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
+        # A linked folder is not entered: it is listed as what it is, and whoever copies side files refuses it.
+        for name in [*files, *(name for name in folders if Path(root, name).is_symlink())]:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()
             weights = (
-                path.suffix in (".safetensors", *PICKLES) or name.endswith(".index.json") or path.suffix == ".gguf"
+                path.suffix in (".safetensors", ".gguf")
+                or path.suffix.lower() in PICKLES
+                or name.endswith(".index.json")
             )
             if not name.startswith(".") and not weights and relative != "config.json":
                 yield relative

@@ -193,7 +193,7 @@ class Plan:
         """Why one tensor (or module) is treated so, step by step."""
         decision = self.decisions.get(name) or self.decisions.get(f"{name}.weight")
         if decision is None:
-            near = difflib.get_close_matches(name, self.decisions, n=3, cutoff=0.4)
+            near = difflib.get_close_matches(str(name), self.decisions, n=3, cutoff=0.4)
             raise UsageError(
                 f"no tensor {name!r} in this checkpoint", hint=f"near: {', '.join(near)}" if near else "see plan --json"
             )

@@ -99,6 +99,7 @@ class TensorRule:
     row_parallel  the engine shards the input dimension over tensor-parallel ranks (out_proj, down_proj)
     plain     engine versions that load this tensor in 16 bits only
     optional  some layers of the family lack this part of the fused module by design
+    required  no model of the family works without this tensor (lm_head: unless it is tied)
     groups    how many equal groups its rows hold, where ranks must share them evenly once it is quantized; 0 is any
     """
 
@@ -113,6 +114,7 @@ class TensorRule:
     plain: tuple[Limit, ...] = ()
     optional: bool = False
     groups: int = 0
+    required: bool = False
 
     def plain_in(self, version: str) -> str:
         """Why an engine version loads this tensor in 16 bits only; "" when it takes a scheme."""

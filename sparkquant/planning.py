@@ -26,6 +26,7 @@ from sparkquant.requantizing import as_16_bit, explained, record, require_permis
 from sparkquant.requantizing import notes as requantizing_notes
 from sparkquant.schemes import OutputTensor, Scheme
 from sparkquant.source import locate
+from sparkquant.structure import structure_faults
 
 if TYPE_CHECKING:
     from sparkquant.source import Model
@@ -82,8 +83,7 @@ def make_plan(
     others do not. A family that none of them has is planned too, with a note: other programs may read the result.
     A source that is quantized is read dequantized; `allow_requantize` lets its weights go below 8 bits.
     """
-    if wrong := [size for size in tp if size < 1]:
-        raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
+    _require_numbers(tp, shard_bytes)
     if engine is not None and engine not in ENGINES:
         raise UsageError(f"engine {engine!r} is not known", hint=f"one of {', '.join(ENGINES)}")
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
@@ -95,6 +95,7 @@ def make_plan(
         )
     placements = classify(layout, checkpoint.tensors, source=str(checkpoint.path))
     problems = list(_misfits(checkpoint, recipe, layout, placements))
+    problems += structure_faults(checkpoint, layout, placements)
     decisions: dict[str, Decision] = {}
     for name, header in checkpoint.tensors.items():
         decision = _decide(header, placements[name], recipe, layout)
@@ -136,19 +137,26 @@ def make_plan(
     )
 
 
+def _require_numbers(tp: Any, shard_bytes: Any) -> None:
+    if isinstance(tp, str) or not isinstance(tp, Sequence) or not all(type(size) is int for size in tp):
+        raise UsageError(f"tensor-parallel sizes are a list of integers, not {tp!r}", hint="pass sizes like tp=(1, 2)")
+    if wrong := [size for size in tp if size < 1]:
+        raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
+    if type(shard_bytes) is not int:
+        raise UsageError(f"shard_bytes is {shard_bytes!r}, not a number of bytes", hint="pass 5_000_000_000")
+
+
 def _misfits(
     checkpoint: Checkpoint, recipe: Recipe, layout: Layout, placements: Mapping[str, Placement]
 ) -> Iterator[Problem]:
     """Faults that concern the recipe as a whole."""
     if layout.family not in recipe.families:
         yield Problem(recipe.name, f"is for {', '.join(recipe.families)}; this checkpoint is {layout.family}")
-    dtype = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
-    dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or dtype
     halves = [t.name for t in checkpoint.tensors.values() if t.dtype == "F16" and len(t.shape) > 1]
-    if dtype == "float16" or halves:
-        what = "config.json asks for float16" if dtype == "float16" else f"{len(halves)} weights are float16"
+    if checkpoint.float16 or halves:
+        what = "config.json asks for float16" if checkpoint.float16 else f"{len(halves)} weights are float16"
         hint = "convert the checkpoint to bfloat16: activations of these families overflow float16 to NaN or `!!!!`"
-        yield Problem("config.json" if dtype == "float16" else halves[0], what, hint)
+        yield Problem("config.json" if checkpoint.float16 else halves[0], what, hint)
     declared = checkpoint.text_config.get("num_hidden_layers")
     decoder = (p for p in placements.values() if p.layer_class not in _OUTSIDE_THE_DECODER)
     found = sorted({p.layer for p in decoder if p.layer is not None})
@@ -299,7 +307,8 @@ def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placeme
         if fault is None and rule.groups % tp:
             fault = f"its rows hold {rule.groups} groups, and the engine shards the scales of whole groups alone"
         if fault:
-            yield Problem(d.tensor, f"tensor parallel {tp}: {fault}", _shape_hint(d.scheme, d.layer_class))
+            hint = f"`{d.layer_class}: keep`, or another tensor-parallel size"
+            yield Problem(d.tensor, f"tensor parallel {tp}: {fault}", hint)
 
 
 def _notes(

@@ -43,11 +43,16 @@ def locate(model: Model, *, source: str | os.PathLike[str] | None = None) -> Sou
 
 
 def _folder(model: str | os.PathLike[str]) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(model)[:200]}: {what}", hint="pass the path of a checkpoint folder") from None
+    if is_folder:
         return path
     text = str(model)
-    if path.exists():
+    if exists:
         raise CheckpointError(f"{path} is a file", hint="pass the folder that holds config.json and the shards")
     if not _HUB_ID.fullmatch(text) or text.startswith((".", "/")):
         near = _neighbours(path)
@@ -94,4 +99,15 @@ def as_path(out: Any) -> Path:
     """An output folder from what a caller passed."""
     if out is None or not str(out).strip():
         raise UsageError("no output folder", hint="pass out=... (`-o OUT` on the command line)")
-    return Path(out).expanduser().absolute()
+    if not isinstance(out, str | os.PathLike):
+        raise UsageError(f"an output folder is a path, not {type(out).__name__}", hint="pass out='FOLDER'")
+    try:
+        path = Path(out).expanduser().absolute()
+        if path.is_dir() or "\0" in str(path):
+            path.stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise UsageError(f"{str(out)[:200]!r}: {what}", hint="choose another output folder") from None
+    if not path.name:
+        raise UsageError(f"{path} cannot be an output folder", hint="name a new folder")
+    return path

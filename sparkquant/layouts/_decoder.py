@@ -61,9 +61,9 @@ def top(
 ) -> tuple[TensorRule, ...]:
     """Embedding and lm_head [V, H], final norm [H]."""
     return (
-        kept(rf"{path}{embed}\.weight", C.EMBED),
-        kept(rf"{path}{norm}\.weight", C.NORM),
-        linear(head, C.LM_HEAD, plain=(PLAIN_HEAD,) if plain_head else ()),
+        TensorRule(rf"{path}{embed}\.weight", C.EMBED, required=True),
+        TensorRule(rf"{path}{norm}\.weight", C.NORM, required=True),
+        replace(linear(head, C.LM_HEAD, plain=(PLAIN_HEAD,) if plain_head else ()), required=True),
     )
 
 

@@ -92,9 +92,9 @@ TEXT_ONLY = Limit(("0.25", "0.26"), "the text-only class came later; the multimo
 def top(*, plain_head: tuple[Limit, ...] = ()) -> tuple[TensorRule, ...]:
     """Embedding and lm_head [V, H], final norm; `plain_head` says where the engine takes the head in 16 bits only."""
     return (
-        TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED),
-        TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM),
-        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=plain_head),
+        TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED, required=True),
+        TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM, required=True),
+        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=plain_head, required=True),
     )
 
 

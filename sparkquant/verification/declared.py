@@ -26,7 +26,8 @@ _FAULT_IDS = {
 def check_config(subject: Subject) -> Iterator[Check]:
     """config.* except architectures."""
     yield from _dtype(subject)
-    places = list(_nonfinite(subject.config))
+    inherited = set(_nonfinite(subject.source.config)) if subject.source is not None else set()
+    places = [place for place in _nonfinite(subject.config) if place not in inherited]
     if places:
         yield finding("config.nonfinite", "NaN or infinity in config.json: strict readers refuse the file", places)
     declared = subject.declared
@@ -44,11 +45,8 @@ def check_config(subject: Subject) -> Iterator[Check]:
 
 
 def _dtype(subject: Subject) -> Iterator[Check]:
-    for where in (subject.config, subject.checkpoint.text_config):
-        dtype = where.get("dtype") or where.get("torch_dtype")
-        if dtype in ("float16", "torch.float16", "half"):
-            yield finding("config.float16", "activations overflow float16 to NaN or `!!!!`: use bfloat16")
-            return
+    if subject.checkpoint.float16:
+        yield finding("config.float16", "activations overflow float16 to NaN or `!!!!`: use bfloat16")
 
 
 def _nonfinite(config: Mapping[str, Any]) -> Iterator[str]:

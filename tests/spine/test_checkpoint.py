@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkquant.checkpoint import INDEX, MAX_HEADER_BYTES, Checkpoint, read_header, read_json
-from sparkquant.errors import CheckpointError
+from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.schemes import DTYPE_BYTES
+from sparkquant.source import as_path, locate
 from tests.checkpoints import CONFIGS, read_raw, write_json, write_safetensors
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -441,3 +442,69 @@ def test_side_files_are_everything_but_weights_index_and_config(folder: Path) ->
         "LICENSE", "README.md", "chat_template.jinja", "generation_config.json", "sub/config.json", "sub/vocab.txt",
         "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
+def test_pipes_and_devices_are_refused_instead_of_read(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    write_json(folder / "config.json", {"model_type": "qwen3_5_text"})
+    _file(folder / "model.safetensors", {"a": GOOD}, bytes(8))
+    assert Checkpoint.open(folder).tensors
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=r"not a regular file|unreadable shards"):
+        Checkpoint.open(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"not a regular file|unreadable shards"):
+        Checkpoint.open(folder)
+
+
+def test_a_file_that_grows_beyond_all_measure_is_read_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkquant.checkpoint.MAX_JSON_BYTES", 100)
+    (tmp_path / "config.json").write_text('{"a": "' + "x" * 100 + '"}')
+    with pytest.raises(CheckpointError, match="plausible JSON"):
+        read_json(tmp_path / "config.json")
+
+
+def test_names_with_absurd_numbers_are_refused(tmp_path: Path) -> None:
+    path = _file(tmp_path / "x.safetensors", {f"model.layers.{'1' * 5000}.mlp.down_proj.weight": GOOD}, bytes(8))
+    assert "not a plausible tensor name" in _refused(path)
+
+
+@pytest.mark.parametrize("path", ["~nosuch-user/x", "x" * 300, "a\0b"])
+def test_a_path_that_cannot_be_is_refused(path: str) -> None:
+    with pytest.raises(CheckpointError):
+        locate(path)
+    with pytest.raises(UsageError):
+        as_path(path)
+
+
+@pytest.mark.parametrize("out", ["/", 3, None, " "])
+def test_an_output_that_is_no_new_folder_is_refused(out: Any) -> None:
+    with pytest.raises(UsageError):
+        as_path(out)
+
+
+def test_a_linked_folder_is_listed_and_pickles_of_any_spelling_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    write_json(folder / "config.json", {"model_type": "qwen3_5_text"})
+    _file(folder / "model.safetensors", {"a": GOOD}, bytes(8))
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    for name in ("a.PT", "b.pickle", "c.Bin"):
+        (folder / name).write_bytes(b"")
+    assert Checkpoint.open(folder).side_files() == ["linked"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "half", "torch.float16", "torch.half"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_float16_is_known_in_every_spelling_and_place(dtype: str, inner: bool, tmp_path: Path) -> None:
+    config = {"dtype": "bfloat16", "text_config": {"torch_dtype": dtype}} if inner else {"torch_dtype": dtype}
+    write_json(tmp_path / "config.json", config)
+    _file(tmp_path / "model.safetensors", {"a": GOOD}, bytes(8))
+    assert Checkpoint.open(tmp_path).float16

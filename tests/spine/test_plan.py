@@ -419,13 +419,16 @@ def test_parts_of_a_fused_module_have_no_scheme_of_their_own(part: str, whole: s
 
 def test_a_group_size_that_does_not_divide_k_names_every_tensor(tmp_path: Path) -> None:
     def narrow(config: dict[str, Any], tensors: RawTensors) -> None:
-        for name in [n for n in tensors if n.endswith(("mlp.down_proj.weight",)) and ".layers.1." in n]:
-            tensors[name] = ("BF16", (256, 320), bytes(2 * 256 * 320))
+        config["text_config"]["intermediate_size"] = 320
+        for name in [n for n in tensors if re.search(r"\.layers\.\d\.mlp\.", n)]:
+            shape = (256, 320) if "down_proj" in name else (320, 256)
+            tensors[name] = ("BF16", shape, bytes(2 * 256 * 320))
 
     folder = build("qwen3_5", tmp_path / "m", change=narrow)
     problems = refusals(folder, load_recipe("qwen-hybrid-w4a16"))
     assert [(p.where, p.what) for p in problems] == [
-        ("model.language_model.layers.1.mlp.down_proj.weight", "K=320 is not a multiple of the group size 128")
+        (f"model.language_model.layers.{n}.mlp.down_proj.weight", "K=320 is not a multiple of the group size 128")
+        for n in range(4)
     ]
     assert "`mlp.down: {scheme: w4a16, group_size: 32}`" in problems[0].hint
     fits = recipe(schemes={"mlp.down": {"scheme": "w4a16", "group_size": 32}})
