@@ -137,11 +137,14 @@ class Blockwise:
             collector = Collector(where, self._hessian, len(self._streams))
             with collector.collecting():
                 for number, batch in enumerate(batches):
-                    collector.valid = batch.valid
+                    collector.batch(batch.valid)
                     streams = [store.read(index, name, number) for name in self._streams]
                     behind = self._model.run(block, index, torch.cat(streams).to(self._model.device))
                     if "full" in self._streams:
                         store.write(index + 1, "full", number, behind[batch.ids.shape[0] :])
+                    self._exclude(
+                        batches, [r for r, bad in zip(batch.rows, collector.broken.tolist(), strict=True) if bad]
+                    )
             stored = dict(self._solve_block(block, index, where, collector, record))
             for number, batch in enumerate(batches):
                 states = store.read(index, "quantized", number).to(self._model.device)

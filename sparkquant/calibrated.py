@@ -69,6 +69,11 @@ def check_device(device: str) -> None:
         raise EnvironmentMissing("no CUDA device is usable from this torch", hint="pass --device cpu")
 
 
+def work_key(job: Mapping[str, Any]) -> str:
+    """Name of the work folder of a job."""
+    return hashlib.sha256(json.dumps(dict(job), sort_keys=True).encode()).hexdigest()[:32]
+
+
 @contextmanager
 def calibrated_backend(
     plan: Plan,
@@ -88,8 +93,7 @@ def calibrated_backend(
     check_device(device)
     dtype = compute_dtype(device)
     memory = memory_plan(plan, [len(row) for row in calibration.rows], dtype, device=device, limit=max_memory)
-    key = hashlib.sha256(json.dumps(dict(job), sort_keys=True).encode()).hexdigest()[:32]
-    with private_folder(key, outside=target) as folder:
+    with private_folder(work_key(job), outside=target) as folder:
         listener(Said(memory.message))
         if not (folder / "done").exists():
             with StoredWeights(source.checkpoint, source.overlay) as weights:

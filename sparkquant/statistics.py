@@ -71,16 +71,21 @@ def sites(block: nn.Module, prefix: str, decisions: Sequence[Decision], layout: 
 class Collector:
     """Hessians of all groups of a block, filled by hooks while `collecting` is open.
 
-    `valid` [B, L] says which positions of the running batch are no padding; set it before every run.
+    `batch` sets which positions [B, L] of the running batch are no padding; `broken` [B] then tells which of its rows
+    gave values that are not finite.
     """
 
     def __init__(self, sites: Sequence[Site], make: MakeHessian, streams: int) -> None:
         self.hessians: dict[str, Hessian] = {}
         self.experts: dict[str, ExpertInputs] = {}
-        self.valid = torch.ones(0, dtype=torch.bool)
+        self.valid = self.broken = torch.zeros(0, dtype=torch.bool)
         self._sites = sites
         self._make = make
         self._streams = streams
+
+    def batch(self, valid: Tensor) -> None:
+        """The next run is about these positions."""
+        self.valid, self.broken = valid, torch.zeros(valid.shape[0], dtype=torch.bool, device=valid.device)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -95,14 +100,21 @@ class Collector:
             for handle in handles:
                 handle.remove()
 
-    def _parts(self, inputs: Tensor) -> list[Tensor]:
-        """[tokens, K] of every stream, without padding."""
-        valid = self.valid.reshape(-1)
-        return [part[valid] for part in inputs.reshape(-1, inputs.shape[-1]).chunk(self._streams)]
+    def _tokens(self, inputs: Tensor) -> Tensor:
+        """Which positions of a stream count: no padding, and finite in every stream."""
+        parts = inputs.reshape(-1, inputs.shape[-1]).chunk(self._streams)
+        fine = torch.stack([part.isfinite().all(-1) for part in parts]).all(0)
+        wanted = self.valid.reshape(-1)
+        self.broken |= (wanted & ~fine).view(self.valid.shape).any(-1)
+        return wanted & fine
+
+    def _parts(self, inputs: Tensor, tokens: Tensor) -> list[Tensor]:
+        """[tokens, K] of every stream."""
+        return [part[tokens] for part in inputs.reshape(-1, inputs.shape[-1]).chunk(self._streams)]
 
     def _hook(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
-            parts = self._parts(args[0])
+            parts = self._parts(args[0], self._tokens(args[0]))
             if site.group not in self.hessians:
                 self.hessians[site.group] = self._make(site.group, parts[0].shape[-1])
             self.hessians[site.group].add(*parts)
@@ -112,8 +124,9 @@ class Collector:
     def _expert_hook(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def keep(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
             inputs = self.experts.setdefault(site.group, ExpertInputs([[] for _ in range(self._streams)]))
-            for kept, part in zip(inputs.streams, self._parts(args[0]), strict=True):
-                kept.append(part.clone())
-            inputs.chosen.append(self._parts(args[1])[0].clone())
+            tokens = self._tokens(args[0])
+            for kept, part in zip(inputs.streams, self._parts(args[0], tokens), strict=True):
+                kept.append(part)
+            inputs.chosen.append(self._parts(args[1], tokens)[0])
 
         return keep

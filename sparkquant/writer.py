@@ -145,6 +145,8 @@ class StagedCheckpoint:
         self.path = out.with_name(out.name + ".partial")
         self._job = json.loads(json.dumps(job))
         self._restart = restart
+        self.discarded: Any = None
+        """The job whose unfinished work `restart` throws away."""
         self._done: set[str] = set()
         self._journal: Journal
 
@@ -183,7 +185,10 @@ class StagedCheckpoint:
                 f"{self.path} exists, and no journal beside it says that it is ours",
                 hint="remove it yourself, or choose another output folder",
             )
-        if left and old != self._job and not self._restart:
+        # Calibration works in a private folder long before it writes a shard here.
+        begun = left or (isinstance(old, dict) and "calibration" in old)
+        self.discarded = old if begun and old != self._job else None
+        if self.discarded is not None and not self._restart:
             raise UsageError(
                 f"{self.path} belongs to another job",
                 hint="pass --restart to discard it, choose another output folder, or repeat the old command",
