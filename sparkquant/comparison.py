@@ -186,16 +186,19 @@ def _checkpoints(
     before, after = sides
     pairs = [(h, after.tensors[n]) for n, h in before.tensors.items() if n in after.tensors]
     pairs = [(h, t) for h, t in pairs if (h.dtype, h.shape) == (t.dtype, t.shape)]
-    listener(Started("compare", 2 * sum(header.bytes for header, _ in pairs)))
+    files = {h.name: (before.path / h.shard, after.path / t.shard) for h, t in pairs}
+    pairs = [(h, t) for h, t in pairs if h.start != t.start or not files[h.name][0].samefile(files[h.name][1])]
+    if pairs:
+        listener(Started("compare", 2 * sum(header.bytes for header, _ in pairs)))
     for ours, theirs in pairs:
-        files = before.path / ours.shard, after.path / theirs.shard
-        if not (files[0].samefile(files[1]) and ours.start == theirs.start):
-            digests = (_digest(files[0], ours.start, ours.bytes), _digest(files[1], theirs.start, theirs.bytes))
-            if digests[0] != digests[1]:
-                label = f"{ours.dtype} {list(ours.shape)}, bytes xxh3"
-                found.append(Change(ours.name, f"{label} {digests[0]}", f"{label} {digests[1]}"))
+        old, new = files[ours.name]
+        digests = _digest(old, ours.start, ours.bytes), _digest(new, theirs.start, theirs.bytes)
+        if digests[0] != digests[1]:
+            label = f"{ours.dtype} {list(ours.shape)}, bytes xxh3"
+            found.append(Change(ours.name, f"{label} {digests[0]}", f"{label} {digests[1]}"))
         listener(Advanced("compare", 2 * ours.bytes, ours.name))
-    listener(Finished("compare"))
+    if pairs:
+        listener(Finished("compare"))
     for name in sorted({*before.side_files()} & {*after.side_files()} - {"config.json"}):
         digests = (_digest(before.path / name), _digest(after.path / name))
         if digests[0] != digests[1]:

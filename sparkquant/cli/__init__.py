@@ -3,7 +3,7 @@
     shell.py      exit codes and streams       verbs.py     plan, quantize, verify, diff
     tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
-    calibration.py  calibration check
+    calibration.py  calibration check           plans.py     plan --out and --explain
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """

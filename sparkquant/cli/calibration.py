@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkquant.cli.shell import Verbs, stop, write
+from sparkquant.cli.shell import Verbs, clean, stop, write
 
 if TYPE_CHECKING:
     from sparkquant.calibration import CalibrationCheck
@@ -78,16 +78,20 @@ def _text(found: CalibrationCheck) -> str:
         per_source.setdefault(source, []).append(len(row))
     width = max((len(name) for name in per_source), default=0)
     for name, sizes in sorted(per_source.items()):
-        lines.append(f"  {name:<{width}}  {len(sizes):>5} rows  {sum(sizes):>9,} tokens")
+        lines.append(f"  {clean(name):<{width}}  {len(sizes):>5} rows  {sum(sizes):>9,} tokens")
     lines += _histogram(lengths)
     for item in found.checks:
-        lines.append(f"{item.status!s:<8} {item.id:<24} {item.message}")
+        lines.append(f"{item.status!s:<8} {item.id:<24} {clean(item.message)}")
     for problem in found.problems[:20]:
-        lines.append(f"dropped  {problem}")
+        lines.append(f"dropped  {clean(problem)}")
     if len(found.problems) > 20:
         lines.append(f"dropped  and {len(found.problems) - 20} more (--json lists all)")
     for sample in found.samples:
-        lines += ["", f"--- {sample.source}, {sample.tokens} tokens", sample.text]
+        lines += [
+            "",
+            f"--- {clean(sample.source)}, {sample.tokens} tokens",
+            *(clean(line.replace("\t", "    ")) for line in sample.text.split("\n")),
+        ]
     return "\n".join(lines) + "\n"
 
 

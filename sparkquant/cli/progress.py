@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sparkquant.cli.shell import console
+from sparkquant.cli.shell import clean, console
 from sparkquant.events import Advanced, Event, Finished, Listener, Said, Started
 
 STEP = 0.05
@@ -43,7 +43,7 @@ def progress() -> Iterator[Listener]:
                 case Finished(phase) if phase in tasks:
                     bar.remove_task(tasks.pop(phase))
                 case Said(message):
-                    bar.console.print(f"note: {message}")
+                    bar.console.print(f"note: {clean(message)}")
 
         yield listen
 
@@ -74,7 +74,7 @@ class PlainLines:
 
                     self._say(f"{phase}: {size(self._done)} in {seconds:.1f} s, {rate(self._done, seconds)}")
                 case Said(message):
-                    self._say(f"note: {message}")
+                    self._say(f"note: {clean(message)}")
 
     def _line(self) -> None:
         now, share = time.monotonic(), self._done / max(1, self._total)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli.shell import Verbs, stop, write
+from sparkquant.cli.shell import Verbs, clean, stop, write
 from sparkquant.cli.shell import show as put
 from sparkquant.errors import RecipeError, UsageError
 
@@ -120,9 +120,9 @@ def lint(
             load_recipe(path if len(path.parts) > 1 or path.suffix in (".yaml", ".yml") else Path.cwd() / path)
         except RecipeError as error:
             faulty = True
-            write("".join(f"{line}\n" for line in error.problems or (error.what,)))
+            write("".join(f"{clean(line)}\n" for line in error.problems or (error.what,)))
         else:
-            write(f"{path}: ok\n")
+            write(f"{clean(path)}: ok\n")
     if faulty:
         stop(FAULTY)
 

@@ -15,10 +15,11 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from sparkquant.errors import SparkquantError, UsageError
+from sparkquant.errors import Problem, SparkquantError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -47,7 +48,7 @@ class Verbs(TyperGroup):
             except SparkquantError as error:
                 if error.exit_code == 1:
                     raise
-                _complain(str(error))
+                _complain(_told(error))
                 raise typer.Exit(error.exit_code) from None
             except BrokenPipeError:
                 _silence(sys.stdout)
@@ -83,6 +84,22 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def clean(text: object) -> str:
+    """Foreign text (names, messages, paths) on one line: what does not print is spelled out, like `\\x1b`.
+
+    A name in a checkpoint must not move the cursor, forge a line or reverse the reading direction.
+    """
+    given = str(text)
+    return given if given.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in given)
+
+
+def _told(error: SparkquantError) -> str:
+    """An error as `str` gives it, every part of it clean."""
+    parts = [Problem(clean(p.where), clean(p.what), clean(p.hint)) for p in error.problems]
+    what = "\n".join(map(clean, error.what.split("\n")))
+    return str(type(error)(what, hint=clean(error.hint), problems=parts))
+
+
 def _complain(text: str) -> None:
     try:
         console(sys.stderr).print(f"error: {text}", style="red", soft_wrap=True)
@@ -109,12 +126,26 @@ def console(stream: IO[str]) -> Console:
     return plain
 
 
+class _Clean:
+    """A renderable with everything but its own colours and line ends spelled out: the last net under `clean`."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Its segments."""
+        from rich.segment import Segment
+
+        for text, style, control in screen.render(self._inner, options):
+            yield Segment(text if control else "\n".join(map(clean, text.split("\n"))), style, control)
+
+
 def show(renderables: Iterable[RenderableType], *, soft_wrap: bool = False) -> None:
     """Results on stdout; lines end without padding where they are piped."""
     screen = console(sys.stdout)
     with screen.capture() as captured:
         for renderable in renderables:
-            screen.print(renderable, soft_wrap=soft_wrap)
+            screen.print(_Clean(renderable), soft_wrap=soft_wrap)
     text = captured.get()
     write(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sparkquant.cli.shell import clean
 from sparkquant.report import Status
 
 if TYPE_CHECKING:
@@ -67,8 +69,8 @@ def plan_text(
 ) -> Iterator[RenderableType]:
     """The whole plan: classes, totals, what stays 16-bit and why, files, costs, kernels, notes."""
     totals = plan.totals
-    yield Text(f"{name}: {plan.source['model_type']}, {totals['tensors']:,} tensors", "bold")
-    yield Text(f"recipe {plan.recipe.name}, method {plan.recipe.method.name}: {plan.recipe.summary}\n")
+    yield Text(clean(f"{name}: {plan.source['model_type']}, {totals['tensors']:,} tensors"), "bold")
+    yield Text(clean(f"recipe {plan.recipe.name}, method {plan.recipe.method.name}: {plan.recipe.summary}") + "\n")
     yield _classes(plan)
     kept = {
         row["class"]: row["because"].removeprefix("protected: ") for row in plan.by_class if row["scheme"] == "keep"
@@ -86,7 +88,7 @@ def plan_text(
         yield from routes_text(routes.as_json())
     if plan.notes:
         yield Text("\nNotes", "bold")
-        yield from (Padding(Text(note), (0, 0, 0, 2)) for note in plan.notes)
+        yield from (Padding(Text(clean(note)), (0, 0, 0, 2)) for note in plan.notes)
 
 
 def _classes(plan: Plan) -> Table:
@@ -207,7 +209,7 @@ def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
             style = "bold red" if kernel.startswith("refused") else ""
             grid.add_row(label, scheme, ranks, kernel, f"{count:,}", style=style)
     yield Padding(grid, (0, 0, 0, 2))
-    yield from (Padding(Text(note), (0, 0, 0, 2)) for note in (table["atomic_add"], *table["notes"]))
+    yield from (Padding(Text(clean(note)), (0, 0, 0, 2)) for note in (table["atomic_add"], *table["notes"]))
 
 
 def _by_area(checks: Iterable[Check]) -> Iterator[tuple[Status, str, str]]:
@@ -215,7 +217,7 @@ def _by_area(checks: Iterable[Check]) -> Iterator[tuple[Status, str, str]]:
     rows: dict[tuple[int, str, str], list[str]] = {}
     for check in checks:
         area, _, rest = check.id.partition(".")
-        reason = f" ({check.message})" if check.status is Status.SKIPPED else ""
+        reason = f" ({clean(check.message)})" if check.status is Status.SKIPPED else ""
         rows.setdefault((_ORDER.index(check.status), area, reason), []).append(rest)
     for (order, area, reason), names in sorted(rows.items(), key=lambda row: row[0][0]):
         yield _ORDER[order], f"{area}.*" if names != [""] else area, ", ".join(names) + reason
@@ -228,14 +230,22 @@ def verdict(report: Report) -> str:
     return f"{'ok' if report.ok else 'FAILED'}: {listed or 'no checks'}"
 
 
+def warnings(report: Report) -> Iterator[str]:
+    """One line per finding of a report that is good all the same."""
+    for check in report.checks:
+        if check.status in (Status.WARN, Status.INCONCLUSIVE):
+            yield f"{check.status}: {check.id}: {clean(check.message)}"
+
+
 def _finding(check: Check) -> str:
-    lines = [check.message]
+    lines = [clean(check.message)]
     if check.status in (Status.FAIL, Status.WARN):
         if check.measured is not None and not isinstance(check.measured, Mapping):
             lines.append(
-                f"measured {check.measured}" + ("" if check.expected is None else f", expected {check.expected}")
+                clean(f"measured {check.measured}")
+                + ("" if check.expected is None else clean(f", expected {check.expected}"))
             )
-        lines += check.tensors
+        lines += map(clean, check.tensors)
     return "\n".join(lines)
 
 
@@ -243,16 +253,18 @@ def difference_text(difference: Difference) -> Iterator[RenderableType]:
     """One line per change: `+` is only in b, `-` only in a, `~` in both."""
     count = len(difference.changes)
     yield Text(
-        f"{difference.kind} {difference.a} -> {difference.b}: {count or 'no'} difference{'s' * (count != 1)}", "bold"
+        clean(f"{difference.kind} {difference.a} -> {difference.b}")
+        + f": {count or 'no'} difference{'s' * (count != 1)}",
+        "bold",
     )
     yield Text(f"compared: {difference.compared}", "dim")
     for change in difference.changes:
         if change.before is None:
-            yield Text(f"+ {change.what}: {_value(change.after)}", "green")
+            yield Text(clean(f"+ {change.what}: {_value(change.after)}"), "green")
         elif change.after is None:
-            yield Text(f"- {change.what}: {_value(change.before)}", "red")
+            yield Text(clean(f"- {change.what}: {_value(change.before)}"), "red")
         else:
-            yield Text(f"~ {change.what}: {_value(change.before)} -> {_value(change.after)}")
+            yield Text(clean(f"~ {change.what}: {_value(change.before)} -> {_value(change.after)}"))
 
 
 def _value(value: Any) -> str:
@@ -281,3 +293,17 @@ def shown_path(path: Path) -> str:
         return min(str(path), os.path.relpath(path), key=len)
     except ValueError:
         return str(path)
+
+
+def shell_word(path: str) -> str:
+    """A path as one word of a shell command, never taken for an option."""
+    path = f"./{path}" if path.startswith("-") else path
+    if not path.isprintable():
+        return "$'" + "".join(map(_ansi_c, path)) + "'"
+    return shlex.quote(path)
+
+
+def _ansi_c(character: str) -> str:
+    if character in "'\\":
+        return f"\\{character}"
+    return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from sparkquant.cli.calibration import AllowOption
+from sparkquant.cli.plans import explained, refuse_target, write_plan
 from sparkquant.cli.progress import progress
-from sparkquant.cli.shell import parse_bytes, parse_ranks, show, stop, write
+from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, write
 from sparkquant.errors import UsageError
 
 CHECK_FAILED = 4
@@ -78,6 +79,8 @@ def plan(
     if explain is not None and as_json:
         raise UsageError("--explain is text, --json is the whole plan", hint="pass one of them")
     ranks = parse_ranks(tp)
+    if out is not None:
+        refuse_target(out, source)
     rules = engine_named(engine).rules if engine is not None else None
     made = make(
         source,
@@ -89,12 +92,9 @@ def plan(
         allow_requantize=allow_requantize,
     )
     if out is not None:
-        try:
-            out.write_text(made.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{out}: {error.strerror}", hint="pass a file in an existing folder") from None
+        write_plan(out, made.to_json())
     if explain is not None:
-        write(made.explain(explain) + "\n")
+        write(explained(made, explain))
     elif as_json:
         write(made.to_json())
     else:
@@ -165,12 +165,13 @@ def quantize(
         fields = {"out": str(made.out), "plan": made.plan.digest, "totals": totals, "checks": made.report.as_json()}
         write(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
         return
-    from sparkquant.cli.tables import shown_path, size, verdict
+    from sparkquant.cli.tables import shell_word, shown_path, size, verdict, warnings
 
     where = shown_path(made.out)
-    write(f"{where}: {size(totals['output_bytes'])}, {totals['bits_per_weight']} bits per weight\n")
+    write(f"{clean(where)}: {size(totals['output_bytes'])}, {totals['bits_per_weight']} bits per weight\n")
     write(f"verified before it was put in place: {verdict(made.report)}\n")
-    write(f"next: VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve {where}\n")
+    write("".join(f"{line}\n" for line in warnings(made.report)))
+    write(f"next: VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve {shell_word(where)}\n")
 
 
 def verify(

@@ -78,7 +78,7 @@ def test_explain_shows_one_decision(big: Path) -> None:
     ("arguments", "code", "says"),
     [
         (["--recipe", "qwen-hybrid-w4a61"], 2, "did you mean 'qwen-hybrid-w4a16'"),
-        (["--method", "gptq"], 2, "--method"),
+        (["--method", "gtpq"], 2, "--method"),
         (["--tp", "1;2"], 2, "write it like 1,2"),
         (["--tp", "7"], 2, "tensor parallel 7"),
         (["--max-shard-size", "5 apples"], 2, "write it like 5GB"),
