@@ -214,6 +214,8 @@ def _decide(header: TensorHeader, placement: Placement, recipe: Recipe, layout: 
         elif reason := layout.never_quantized.get(LayerClass.LM_HEAD):
             scheme, because = None, reason
     least, why = MINIMUM_BITS.get(placement.layer_class, (0, ""))
+    if placement.layer_class in PROTECTED:  # a recipe cannot say so, yet objects can be put together by hand
+        least, why = 8, PROTECTED[placement.layer_class]
     if scheme is not None and scheme.bits < least:
         hint = f"`{placement.layer_class}: fp8`, w8a16 or keep"
         return Problem(header.name, f"{placement.layer_class} never goes below {least} bits: {why}", hint)

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
+from sparkquant.frozen import Frozen
 from sparkquant.layers import MINIMUM_BITS, PROTECTED, UNPROTECTABLE, LayerClass, Layout
 from sparkquant.positions import Document
 from sparkquant.schemes import GROUP_SIZES, KEEP, SCHEMES, Scheme, make_scheme
@@ -195,12 +196,12 @@ class Recipe(_Strict):
     summary: Annotated[str, Field(min_length=8)]
     families: Annotated[tuple[str, ...], Field(min_length=1)]
     target: Target = Target()
-    schemes: Annotated[dict[ClassName, SchemeSpec], Field(min_length=1)]
+    schemes: Annotated[dict[ClassName, SchemeSpec], Field(min_length=1), AfterValidator(Frozen)]
     method: Method = Method()
     calibration: CalibrationSpec = CalibrationSpec()
     accept: Accept = Accept()
     overrides: tuple[Override, ...] = ()
-    unprotect: dict[ClassName, Unprotect] = {}
+    unprotect: Annotated[dict[ClassName, Unprotect], Field(validate_default=True), AfterValidator(Frozen)] = {}
     source: Annotated[str, Field(exclude=True)] = ""
     text: Annotated[str, Field(exclude=True)] = ""
 
@@ -269,6 +270,7 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     path = tuple(part for part in error["loc"] if part != "[key]")
     where = document.place(path, key=error["loc"][-1:] == ("[key]",))
     dotted = ".".join(map(str, path))
+    named = "" if document.plain else f"{dotted}: "
     if error["type"] == "extra_forbidden":
         return _unknown_key(path, document)
     if error["type"] == "missing":
@@ -277,8 +279,8 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         options = str(error.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
         near = difflib.get_close_matches(error["input"], options, n=1)
-        return Problem(where, f"{dotted}: {what}", f"did you mean {near[0]!r}?" if near else "")
-    return Problem(where, f"{dotted}: {what}" if error["type"] != "value_error" else what)
+        return Problem(where, named + what, f"did you mean {near[0]!r}?" if near else "")
+    return Problem(where, named + what if error["type"] != "value_error" else what)
 
 
 def _independent(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -367,20 +369,29 @@ def _semantics(recipe: Recipe, document: Document) -> Iterator[Problem]:
 
 
 def parse_recipe(
-    fields: Mapping[str, Any], *, source: str = "", text: str = "", where: str = "", document: Document | None = None
+    fields: Mapping[str, Any],
+    *,
+    source: str = "",
+    text: str = "",
+    where: str = "",
+    document: Document | None = None,
+    baseless: Sequence[Problem] = (),
 ) -> Recipe:
-    """Validate plain data; RecipeError with every fault at once."""
-    document = document or Document(text if text and not where else "", where or source or "recipe")
+    """Validate plain data; RecipeError with every fault at once. `baseless` says why a base to extend is not there."""
     label = where or source or "recipe"
-    # The fields `source` and `text` of the class are no keys of a recipe file.
-    problems = [*document.duplicates, *document.odd_keys]
+    document = document or Document(None if where else text or None, label)
+    problems = [*baseless, *document.duplicates, *document.odd_keys, *document.unreadable]
     problems += (_unknown_key((key,), document) for key in ("source", "text") if key in fields)
+    fields = {key: value for key, value in fields.items() if key not in ("source", "text")}
     recipe: Recipe | None
     try:
         recipe = Recipe.model_validate({**fields, "source": source, "text": text})
     except ValidationError as error:
         details = _independent(error.errors(include_url=False))
-        problems += (_problem(d, document) for d in details if d["type"] != "invalid_key" or not document.odd_keys)
+        found = (_problem(d, document) for d in details if d["type"] != "invalid_key" or not document.odd_keys)
+        inherited = {f"{key!r} is missing" for key in Recipe.model_fields} if baseless else set()
+        told = {problem.where for problem in document.unreadable}
+        problems += (p for p in found if p.what not in inherited and p.where not in told)
         recipe = _sound_part(fields, details)
     problems += _semantics(recipe, document) if recipe else ()
     if problems or recipe is None:

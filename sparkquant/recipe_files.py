@@ -33,7 +33,9 @@ def load_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):
-        return parse_recipe(recipe)
+        return _resolved(dict(recipe), Document(None, "recipe"))
+    if not isinstance(recipe, str | os.PathLike):
+        raise RecipeError(f"a recipe is a name, a path or plain data, not {type(recipe).__name__}", hint=HINT)
     path = find_recipe(recipe)
     return recipe_from_text(_read(path), source=str(path) if path.parent != recipe_folder() else path.name)
 
@@ -44,24 +46,28 @@ def recipe_from_text(text: str, *, source: str, extendable: bool = True) -> Reci
     fields = document.value
     if not isinstance(fields, dict):
         raise RecipeError(f"{source}: a recipe is a map of keys, found {type(fields).__name__}", hint=HINT)
+    if "extends" in fields and not extendable:
+        where = document.place(("extends",), key=True)
+        raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
+    return _resolved(fields, document, source=source, text=text)
+
+
+def _resolved(fields: dict[str, Any], document: Document, *, source: str = "", text: str = "") -> Recipe:
+    """Parse fields on top of the recipe that they extend; a wrong base hides none of their own faults."""
+    faults: list[Problem] = []
     if "extends" in fields:
         base = fields.pop("extends")
-        if not extendable:
-            where = document.place(("extends",), key=True)
-            raise RecipeError(f"{where}: extends one level only", hint=f"let {source} stand on its own")
-        fields = _extended(base, fields, document)
-    return parse_recipe(fields, source=source, text=text, document=document)
+        if isinstance(base, str) and base in recipe_names():
+            fields = _extended(base, fields)
+        else:
+            near = difflib.get_close_matches(str(base), recipe_names(), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
+            faults.append(Problem(document.place(("extends",)), f"no recipe {base!r}", hint))
+    return parse_recipe(fields, source=source, text=text, document=document, baseless=faults)
 
 
-def _extended(base: Any, fields: Mapping[str, Any], document: Document) -> dict[str, Any]:
+def _extended(base: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Maps are merged, everything else is replaced; with other families, classes that they lack are not inherited."""
-    if not isinstance(base, str) or base not in recipe_names():
-        near = difflib.get_close_matches(str(base), recipe_names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(recipe_names())}"
-        where = document.place(("extends",))
-        raise RecipeError(
-            f"{document.source}: 1 fault", hint=HINT, problems=[Problem(where, f"no recipe {base!r}", hint)]
-        )
     parent = recipe_from_text(_read(recipe_folder() / f"{base}.yaml"), source=f"{base}.yaml", extendable=False)
     merged: dict[str, Any] = parent.as_json()
     families = fields.get("families")
@@ -78,8 +84,11 @@ def find_recipe(recipe: str | os.PathLike[str]) -> Path:
     """The file of a shipped name or of a path; RecipeError with the nearest names otherwise."""
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if path.is_file():
-            return path
+        try:
+            if path.is_file():
+                return path
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"{str(path)[:200]!r}: {error}", hint="check the path") from None
         raise RecipeError(f"{path}: no such recipe file", hint="pass a shipped name or the path of a YAML file")
     if str(recipe) in recipe_names():
         return recipe_folder() / f"{recipe}.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,7 +168,13 @@ _LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (GOOD + "schemes: {a\n", "r.yaml:8:1"),
         ("a: [", "r.yaml:1:5"),
         ("\tname: x", "r.yaml:1:1"),
-        (GOOD + "x: \0", "special characters are not allowed"),
+        (GOOD + "x: \0", "r.yaml:7:4: the character U+0000 is not allowed: special characters are not allowed"),
+        ("name: a\nsummary: \x1b[2J", "r.yaml:2:10: the character U+001B is not allowed"),
+        (GOOD.replace("a recipe that has no fault", "2020-13-45"), "r.yaml:2:10: '2020-13-45' is no date: month must"),
+        (
+            GOOD + "accept: {kl_mean: " + "9" * 5000 + "}",
+            "r.yaml:7:19: '999999999999999999999999999999...' is no number",
+        ),
     ],
 )
 def test_yaml_that_is_more_than_plain_is_refused_with_its_place(text: str, expected: str) -> None:
@@ -185,8 +192,6 @@ def test_yaml_that_is_more_than_plain_is_refused_with_its_place(text: str, expec
         ("just text", "found str"),
         ("a: " + "[" * 30 + "]" * 30, "nested too deeply"),
         ("a: " + "[" * 3000, "cannot be read"),
-        (GOOD + "x: 2020-13-45", "cannot be read"),
-        (GOOD + "x: " + "9" * 5000, "cannot be read"),
     ],
 )
 def test_what_is_no_recipe_at_all(text: str, message: str) -> None:
@@ -315,6 +320,65 @@ def test_an_unknown_base_is_refused(base: str) -> None:
     assert "no recipe" in found[0]
     if base == "qwen-hybrid-w4a61":
         assert "did you mean 'qwen-hybrid-w4a16'?" in found[0]
+
+
+def test_an_unknown_base_hides_no_other_fault() -> None:
+    text = (
+        CHILD.replace("qwen-hybrid-w4a16", "qwen-hybrid-w4a61").replace("lm_head", "lmhead").replace("kl_p99", "kl_p9")
+    )
+    assert [line.split(": ")[0] for line in faults(text, "c.yaml")] == ["c.yaml:1:10", "c.yaml:4:11", "c.yaml:5:10"]
+    protected = faults("extends: nothing\nschemes:\n  router: fp8\n", "c.yaml")
+    assert [line.split(": ")[0] for line in protected] == ["c.yaml:1:10", "c.yaml:3:3"]
+
+
+@pytest.mark.parametrize("line", ["source: 5", "text: [1]", "source: x", "summary: 2020-13-45", "1: x"])
+def test_no_fault_silences_the_semantic_checks(line: str) -> None:
+    text = GOOD.replace("summary: a recipe that has no fault\n", "") if line.startswith("summary") else GOOD
+    found = faults(text.replace("attention.qkv: fp8", "router: fp8") + line + "\n")
+    assert len(found) == 2
+    assert any("router is protected" in fault for fault in found)
+
+
+def test_plain_data_extends_and_names_keys_instead_of_lines() -> None:
+    assert load_recipe(yaml.safe_load(CHILD)).as_json() == recipe_from_text(CHILD, source="c.yaml").as_json()
+    with pytest.raises(RecipeError) as caught:
+        load_recipe({"extends": "nothing", "schemes": {"mlp.down": "w4a61"}, "accept": {"kl_mean": 0}, "colour": 1})
+    assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
+        "recipe: extends: no recipe 'nothing'",
+        "recipe: schemes.mlp.down: no scheme 'w4a61'",
+        "recipe: accept.kl_mean: Input should be greater than 0",
+        "recipe: colour: unknown key 'colour'",
+    ]
+
+
+def test_a_recipe_is_read_only() -> None:
+    recipe = load_recipe("qwen-hybrid-fp8-mtp")
+    before = recipe.as_json()
+    schemes: Any = recipe.schemes
+    for change in (
+        lambda: schemes.update({LayerClass.ROUTER: None}),
+        lambda: schemes.pop(LayerClass.MLP_DOWN),
+        lambda: schemes.clear(),
+        lambda: schemes.setdefault(LayerClass.ROUTER, None),
+        lambda: schemes.__setitem__(LayerClass.ROUTER, None),
+        lambda: schemes.__delitem__(LayerClass.MLP_DOWN),
+        lambda: recipe.unprotect.__setitem__(LayerClass.MTP, next(iter(recipe.unprotect.values()))),
+        lambda: recipe_from_text(GOOD, source="r.yaml").unprotect.clear(),
+    ):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+    assert recipe.as_json() == before
+    for copy in (pickle.loads(pickle.dumps(recipe)), recipe.model_copy(deep=True)):
+        assert copy == recipe
+
+
+def test_a_plan_refuses_four_bits_of_a_protected_class_however_they_got_in(checkpoints: Checkpoints) -> None:
+    source = Checkpoint.open(checkpoints("qwen3_5"))
+    recipe = load_recipe("qwen-hybrid-fp8-mtp")
+    small = load_recipe("qwen-hybrid-w4a16").schemes[LayerClass.MLP_DOWN]
+    permission = recipe.unprotect[LayerClass.MTP].model_copy(update={"scheme": small})
+    with pytest.raises(PlanError, match="mtp never goes below 8 bits"):
+        make_plan(source, recipe.model_copy(update={"unprotect": {LayerClass.MTP: permission}}))
 
 
 def test_a_chain_of_extends_is_refused() -> None:
