@@ -42,6 +42,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "tensors.shape": Entry("every tensor has the shape that the plan or the scheme demands"),
     "tensors.unknown": Entry("the family's layout knows every stored name"),
     "tensors.layers": Entry("all layers of config.json are stored, those of one type with the same modules"),
+    "tensors.required": Entry("the embedding and the final norm are stored"),
     "tensors.g_idx": Entry("no activation order (g_idx) is stored"),
     "tensors.scale_dtype": Entry("integer scales are 16-bit: the engine rounds wider ones", warns=True),
     # the quantization config and the tensors

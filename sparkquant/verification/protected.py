@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from sparkquant.engine.rules import Ignored
 from sparkquant.layers import PROTECTED, LayerClass
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.complete import incomplete_draft, incomplete_tower
 from sparkquant.verification.resolution import resolve
 from sparkquant.verification.schemes_stored import stored_bits
 from sparkquant.verification.subject import Subject
 
 LISTED = (LayerClass.LINEAR_ATTENTION_GATES, LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP)
 """Protected classes whose matrices the engine asks its config about: an ignore entry must answer."""
-
-_MTP_TOP = ("mtp.fc", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
-_MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,4})\.(.+)")
-_BLOCK = re.compile(r"(.*visual\.blocks)\.(\d{1,4})\.(.+)")
-_DECODER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,6})\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\..*")
 
 
 def check_protected(subject: Subject) -> Iterator[Check]:
@@ -87,7 +80,7 @@ def _draft_head(subject: Subject) -> Iterator[Check]:
     if subject.layout.mtp.declared and not stored and not in_source:
         missing, inherited = ["mtp"], subject.source is not None
     elif stored and not missing:
-        missing = sorted(_incomplete_draft(subject, stored))
+        missing = sorted(incomplete_draft(subject, stored))
         inherited = subject.source is not None
     if missing:
         what = "the draft head is incomplete: speculative decoding drafts garbage or nothing"
@@ -96,33 +89,6 @@ def _draft_head(subject: Subject) -> Iterator[Check]:
 
 def _experts_as_one(name: str) -> str:
     return re.sub(r"\.experts\..*", ".experts", name)
-
-
-def _incomplete_draft(subject: Subject, stored: Iterable[str]) -> set[str]:
-    """A draft layer holds what a full-attention layer of the decoder holds."""
-    stored = set(stored)
-    missing = {name for name in _MTP_TOP if name not in stored}
-    model: set[str] = set()
-    decoder: Mapping[int, set[str]] = _by_index(subject.modules, _DECODER)
-    for leaves in decoder.values():
-        if any(leaf.startswith("self_attn") for leaf in leaves):
-            model |= leaves
-    layers = _by_index(stored, _MTP_LAYER)
-    number = subject.checkpoint.text_config.get("mtp_num_hidden_layers")
-    count = number if type(number) is int and 0 < number < 100 else len(layers)
-    for index in range(count):
-        missing |= {f"mtp.layers.{index}.{leaf}" for leaf in model - layers.get(index, set())}
-    return missing
-
-
-def _by_index(names: Iterable[str], pattern: re.Pattern[str]) -> dict[int, set[str]]:
-    found: dict[int, set[str]] = defaultdict(set)
-    for name in names:
-        match = pattern.fullmatch(name)
-        if match is not None:
-            index, leaf = match[match.re.groups - 1], match[match.re.groups]
-            found[int(index)].add("mlp.experts" if _EXPERT.fullmatch(leaf) else leaf)
-    return found
 
 
 def _vision(subject: Subject) -> Iterator[Check]:
@@ -136,35 +102,26 @@ def _vision(subject: Subject) -> Iterator[Check]:
     if isinstance(tower, Mapping) and not stored and not in_source:
         missing = {"model.visual"}
     if stored:
-        missing |= set(_incomplete_tower(stored, tower if isinstance(tower, Mapping) else {}))
+        missing |= set(incomplete_tower(subject, stored, tower if isinstance(tower, Mapping) else {}))
     if missing:
         inherited = subject.source is not None and not missing & in_source
         what = "the vision tower is incomplete: images are read wrongly without an error"
         yield finding("vision.missing", what, sorted(missing), inherited=inherited)
 
 
-def _incomplete_tower(stored: Iterable[str], tower: Mapping[str, Any]) -> Iterator[str]:
-    blocks = _by_index(stored, _BLOCK)
-    every = set().union(*blocks.values()) if blocks else set()
-    depth = tower.get("depth")
-    count = depth if type(depth) is int and 0 < depth < 1_000 else len(blocks)
-    for index in range(count):
-        yield from (f"model.visual.blocks.{index}.{leaf}" for leaf in sorted(every - blocks.get(index, set())))
-
-
 def _head(subject: Subject) -> Iterator[Check]:
     assert subject.layout is not None
-    module = subject.modules.get("lm_head")
-    inherited = "lm_head" in subject.source_modules
-    if module is None:
+    head = next(iter(subject.of_class(LayerClass.LM_HEAD)), None)
+    inherited = any(subject.class_of(name) is LayerClass.LM_HEAD for name in subject.source_modules)
+    if head is None:
         if not subject.layout.tied_head:
             what = "lm_head is not stored, and config.json does not tie it to the embedding"
             lost = subject.source is not None and not inherited
             yield finding("head.missing", what, ["lm_head.weight"], inherited=lost)
-    elif subject.layout.tied_head and module.is_quantized:
-        yield finding("head.tied_quantized", "lm_head is tied to the embedding, yet stored quantized", ["lm_head"])
+    elif subject.layout.tied_head and subject.modules[head].is_quantized:
+        yield finding("head.tied_quantized", "lm_head is tied to the embedding, yet stored quantized", [head])
     elif subject.layout.tied_head:
-        yield finding("head.tied_stored", "lm_head is tied to the embedding, yet stored again", ["lm_head.weight"])
+        yield finding("head.tied_stored", "lm_head is tied to the embedding, yet stored again", [f"{head}.weight"])
 
 
 def _architectures(subject: Subject) -> Iterator[Check]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparkquant.checkpoint import TensorHeader
@@ -14,6 +14,7 @@ from sparkquant.layers import LayerClass
 from sparkquant.report import Check
 from sparkquant.schemes import OutputTensor
 from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.complete import check_required
 from sparkquant.verification.planned import planned_headers
 from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import PLAN, Subject
@@ -53,6 +54,7 @@ def check_stored_set(subject: Subject) -> Iterator[Check]:
         yield finding("tensors.g_idx", "an activation order is stored; newer engines refuse it", order)
     yield from _unknown(subject)
     yield from _layers(subject)
+    yield from check_required(subject)
 
 
 def _orders(subject: Subject) -> Iterator[str]:
@@ -203,17 +205,36 @@ def _by_layer(subject: Subject) -> tuple[_Layers, dict[tuple[str, str], set[int]
     return layers, experts
 
 
+TYPES = ("layer_types", "layers_block_type", "attn_type_list", "hybrid_override_pattern")
+"""Where a config lists the kind of every layer."""
+
+_RECURRENT = re.compile(r"(?:.*\.)?(?:linear_attn|A_log|conv_?1d|[qkv]_conv1d|conv|rg_lru)(?:\..*)?")
+_ATTENTION = re.compile(r"(?:.*\.)?(?:q_proj|qkv_proj|kv_a_proj_with_mqa|q_a_proj)")
+
+
 def _kinds(subject: Subject, layers: Mapping[str, Mapping[int, set[str]]]) -> dict[tuple[str, str], list[int]]:
-    types = subject.checkpoint.text_config.get("layer_types")
+    """Layers that must hold the same: by their kind in config.json, else by the kind of mixer that they hold."""
+    text = subject.checkpoint.text_config
+    number = text.get("num_hidden_layers")
+    types = next((text[key] for key in TYPES if isinstance(text.get(key), list | str)), "")
+    types = types if type(number) is int and len(types) == number else ""
+    shared = text.get("num_kv_shared_layers")
+    own_keys = number - shared if type(number) is int and type(shared) is int else None
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for region, found in layers.items():
         for index, leaves in found.items():
-            mixer = str(any(leaf.startswith("linear_attn") for leaf in leaves))
-            if isinstance(types, list) and index < len(types):
+            mixer = f"{_any(_RECURRENT, leaves)} {_any(_ATTENTION, leaves)}"
+            if index < len(types):
                 mixer = str(types[index])
-            routed = any(leaf == "mlp.gate" or ".experts." in leaf for leaf in leaves)
-            kinds[(f"{mixer} {routed}", region)].append(index)
+            routed = any(leaf.endswith(("mlp.gate", "mixer.gate")) or "experts." in leaf for leaf in leaves)
+            borrowed = own_keys is not None and index >= own_keys  # keys and values of an earlier layer
+            whole_block = any(leaf.startswith("shared_transformer.") for leaf in leaves)  # Zamba2 stores it once
+            kinds[(f"{mixer} {routed} {borrowed} {whole_block}", region)].append(index)
     return kinds
+
+
+def _any(pattern: re.Pattern[str], leaves: Iterable[str]) -> bool:
+    return any(pattern.fullmatch(leaf) for leaf in leaves)
 
 
 def _absent_experts(subject: Subject, experts: Mapping[tuple[str, str], set[int]]) -> Iterator[str]:
