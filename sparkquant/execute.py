@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,6 +187,11 @@ def _backend(
 def _job(plan: Plan, source: Source, calibration: CalibrationSet | None) -> dict[str, Any]:
     """What makes two runs the same job."""
     job: dict[str, Any] = {"plan": plan.digest, "source": source.checkpoint.fingerprint(), "sparkquant": version()}
+    # All of this is in the plan's digest; spelled out, a refusal says what has changed.
+    spelled = json.dumps(plan.recipe.as_json(), sort_keys=True)
+    job |= {"recipe": plan.recipe.name, "method": plan.recipe.method.name}
+    job["recipe digest"] = hashlib.sha256(spelled.encode()).hexdigest()[:16]
+    job["shards"] = f"{len(plan.shards)} files of at most {max((s.bytes for s in plan.shards), default=0):,} bytes"
     if source.overlay:
         from sparkquant.live import overlay_digest
 

@@ -31,7 +31,7 @@ MAY_SEE = {
     "numerics": "errors schemes",
     "checkpoint": "errors schemes",
     "reading": "errors schemes checkpoint",
-    "recipe": "errors schemes layers layouts positions",
+    "recipe": "errors frozen schemes layers layouts positions",
     "recipe_files": "errors schemes layers layouts positions recipe",
     "writer": "errors schemes checkpoint journal",
     "hfconfig": "errors schemes layers layouts recipe decisions engine",

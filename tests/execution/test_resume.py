@@ -32,7 +32,8 @@ def source(checkpoints: Checkpoints, tmp_path: Path) -> Path:
 
 
 def _quantize(source: Path, out: Path, **options: Any) -> dict[str, str]:
-    done = sparkquant.quantize(source, RECIPE, out, **{"method": "rtn", "shard_bytes": SHARD_BYTES, **options})
+    recipe = options.pop("recipe", RECIPE)
+    done = sparkquant.quantize(source, recipe, out, **{"method": "rtn", "shard_bytes": SHARD_BYTES, **options})
     return digests(done.out)
 
 
@@ -163,6 +164,9 @@ def _other_class(source: Path) -> None:
         (_other_class, {}, "plan: was "),
         (None, {"method": "mse"}, "plan: was "),
         (None, {"shard_bytes": 400_000}, "plan: was "),
+        (None, {"method": "mse"}, "method: was rtn, is mse"),
+        (None, {"recipe": "qwen-hybrid-fp8"}, "recipe: was qwen-hybrid-w4a16-fp8, is qwen-hybrid-fp8"),
+        (None, {"shard_bytes": 400_000}, "bytes, is "),
     ],
 )
 def test_another_job_is_refused_unless_it_may_start_over(
