@@ -101,6 +101,10 @@ class StreamedModel:
         self.device, self.dtype = torch.device(device), dtype
         self._weights = weights
         self._model: Any = skeleton(checkpoint)
+        for module in self._model.modules():  # rotary tables do not follow their input's device
+            module._buffers.update(
+                {name: None if b is None else b.to(self.device) for name, b in module._buffers.items()}
+            )
         self._decoder_name, self._decoder = _decoder(self._model)
         self._blocks = self._decoder.layers
         self._calls: dict[tuple[int, int], _Calls] = {}
