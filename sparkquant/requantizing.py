@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkquant import formats
 from sparkquant.checkpoint import Checkpoint, Computed, TensorHeader
 from sparkquant.decisions import Decision
 from sparkquant.errors import CheckpointError, Problem, QuantizedSource, UnsupportedFormat
-from sparkquant.formats.stored import StoredModule, split_name
+
+if TYPE_CHECKING:
+    from sparkquant.formats.stored import StoredModule
 
 FREE_BITS = 8
 """A result of so many bits may be made from a quantized source without being asked for."""
@@ -35,8 +36,11 @@ def as_16_bit(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises QuantizedSource when its config cannot be understood, CheckpointError naming every tensor that is missing.
     """
-    if checkpoint.computed:
+    if checkpoint.computed or not _may_be_quantized(checkpoint):
         return checkpoint
+    from sparkquant import formats
+    from sparkquant.formats.stored import split_name
+
     block = formats.quantization_of(checkpoint)
     signs = [t.name for t in checkpoint.tensors.values() if split_name(t.name)[1] not in ("", "weight")]
     signs += [t.name for t in checkpoint.tensors.values() if t.dtype.startswith("F8_")]
@@ -58,6 +62,16 @@ def as_16_bit(checkpoint: Checkpoint) -> Checkpoint:
         faults = [Problem(name, "is stored quantized, but the config gives it no scheme") for name in undeclared]
         raise QuantizedSource(what, hint=_HINT, problems=faults)
     return _view(checkpoint, modules, str(method))
+
+
+def _may_be_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether the readers have to be asked: planning a 16-bit source must not pay for their imports."""
+    text = checkpoint.text_config
+    if any(fields.get("quantization_config") is not None for fields in (checkpoint.config, text)):
+        return True
+    if (checkpoint.path / OLD_CONFIGS[0]).exists():
+        return True
+    return any(t.dtype not in ("BF16", "F16", "F32") or "scale" in t.name for t in checkpoint.tensors.values())
 
 
 def _view(checkpoint: Checkpoint, modules: Mapping[str, StoredModule], method: str) -> Checkpoint:
@@ -115,7 +129,9 @@ def _misfits(module: StoredModule) -> Iterator[Problem]:
 
 
 def _rows(checkpoint: Checkpoint, module: StoredModule, first: int, last: int | None) -> Any:
-    return formats.dequantize(checkpoint, module, first=first, last=last)
+    from sparkquant.formats import dequantize
+
+    return dequantize(checkpoint, module, first=first, last=last)
 
 
 def explained(decisions: Mapping[str, Decision], checkpoint: Checkpoint) -> dict[str, Decision]:

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkquant.checkpoint import TensorHeader
 from sparkquant.formats.storage import Storage
 from sparkquant.formats.stored import StoredModule, StoredScheme
 from sparkquant.verification.payload import Floats, Payload
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word, from its low end, of each of the eight columns."""
+
+
+INPUTS_AT_ONCE = 512
 
 
 def _along_outputs(packed: NDArray[Any], bits: int, storage: Storage) -> NDArray[Any]:
@@ -35,18 +39,25 @@ def loses_columns(payload: Payload, module: StoredModule, scheme: StoredScheme, 
     zeros = zeros + (storage is Storage.GPTQ)
     if zeros.shape != scales.shape:
         return True
-    per_word = 32 // bits
     for group in np.flatnonzero((scales == 0).any(axis=1)):
         start, end = (first + int(group)) * size, min((first + int(group) + 1) * size, shape[1])
-        if storage is Storage.AWQ:
-            codes = _along_outputs(payload.codes(qweight, start, end), bits, storage)
-        else:
-            packed = payload.codes(qweight, start // per_word, -(-end // per_word)).astype(np.uint32)
-            shifts = np.arange(0, 32, bits, dtype=np.uint32)
-            codes = ((packed[:, None, :] >> shifts[:, None]) & np.uint32(2**bits - 1)).reshape(-1, packed.shape[1])
-        if bool(((codes != zeros[group]) & (scales[group] == 0)).any()):
-            return True
+        for at in range(start, end, INPUTS_AT_ONCE):
+            codes = _codes(payload, qweight, bits, storage, at, min(at + INPUTS_AT_ONCE, end))
+            if bool(((codes != zeros[group]) & (scales[group] == 0)).any()):
+                return True
     return False
+
+
+def _codes(payload: Payload, qweight: TensorHeader, bits: int, storage: Storage, first: int, last: int) -> NDArray[Any]:
+    """Codes of some inputs: [last - first, N]."""
+    if storage is Storage.AWQ:
+        return _along_outputs(payload.codes(qweight, first, last), bits, storage)
+    per_word = 32 // bits
+    start = first // per_word
+    packed = payload.codes(qweight, start, -(-last // per_word)).astype(np.uint32)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    spread = ((packed[:, None, :] >> shifts[:, None]) & np.uint32(2**bits - 1)).reshape(-1, packed.shape[1])
+    return spread[first - start * per_word :][: last - first]
 
 
 def plain_order(payload: Payload, module: StoredModule, scheme: StoredScheme) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from sparkquant.engine.patterns import Entries, Pattern
 from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored
-from sparkquant.engine.skipping import WILD, wildcard
+from sparkquant.engine.skipping import WILD, Wildcards
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.resolution import Resolution, built, groups_naming, named_group, resolutions
@@ -55,7 +55,12 @@ def dead_names(subject: Subject, entries: Sequence[str]) -> Iterator[Check]:
     names = {spelled for name in subject.modules for spelled in (name, subject.engine.engine_name(name))}
     paths = {parent for name in names for parent in _paths(name)}
     loose = [entry for entry in entries if entry not in paths and not any(word in entry for word in _EVERYWHERE)]
-    dead = [] if len(loose) * len(names) > MAX_COMPARED else [e for e in loose if not any(_fits(e, n) for n in names)]
+    if len(loose) * len(names) > MAX_COMPARED:
+        return
+    wild = [entry for entry in loose if WILD & set(entry)]
+    wildcards = Wildcards(wild)
+    used = {wild[index] for name in names for index in wildcards.every(name)} if wild else set()
+    dead = [entry for entry in loose if entry not in used and not any(entry in name for name in names)]
     if dead:
         yield finding("rules.dead_ignore", f"{dead[0]!r} fits no module", dead)
 
@@ -68,10 +73,6 @@ def _paths(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
-
-
-def _fits(entry: str, name: str) -> bool:
-    return entry in name or (bool(WILD & set(entry)) and wildcard(entry)(name))
 
 
 class _Rules:

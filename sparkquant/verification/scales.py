@@ -45,7 +45,7 @@ def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
     for name, module in subject.modules.items():
         scheme = schemes.get(name)
         for suffix, header in module.tensors.items():
-            if suffix in SCALES and header.dtype in READABLE:
+            if suffix in SCALES and header.dtype in READABLE and header.bytes:  # [2**46, 0] has rows without end
                 with np.errstate(all="ignore"):  # signalling NaNs are what is looked for
                     _scale(payload, module, suffix, header, scheme, faults)
     if faults.nonfinite:
@@ -68,7 +68,7 @@ def check_scales(subject: Subject, payload: Payload) -> Iterator[Check]:
 def _scale(
     payload: Payload, module: StoredModule, suffix: str, header: TensorHeader, scheme: StoredScheme | None, out: _Faults
 ) -> None:
-    is_int = scheme is not None and scheme.scheme.is_integer
+    is_int = scheme.scheme.is_integer if scheme is not None else _holds_integers(module)
     rows, columns = matrix_shape(header.shape)
     step = _rows_at_once(module, rows, columns)
     nonfinite = zero = negative = denormal = flushed = 0
@@ -91,6 +91,12 @@ def _scale(
             names.append(header.name)
     if flushed:
         out.flushed[header.name] = flushed
+
+
+def _holds_integers(module: StoredModule) -> bool:
+    """Whether the codes are packed integers, whose scales have a sign, where no config says so."""
+    codes = module.tensors.get("weight_packed", module.tensors.get("qweight"))
+    return codes is not None and codes.dtype == "I32"
 
 
 def _rows_at_once(module: StoredModule, rows: int, columns: int) -> int:

@@ -60,6 +60,8 @@ def fault(checkpoint: Checkpoint, module: StoredModule, source: Checkpoint, orig
     assert module.scheme is not None
     scheme = module.scheme.scheme
     rows, columns = origin.shape[0], math.prod(origin.shape[1:])
+    if not rows * columns:
+        return ""
     step = max(FP8_BLOCK, PIECE_ELEMENTS // max(1, columns) // FP8_BLOCK * FP8_BLOCK)
     error = power = product = 0.0
     worst = _Worst()
