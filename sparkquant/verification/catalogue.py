@@ -48,6 +48,7 @@ CATALOGUE: Mapping[str, Entry] = {
     # the quantization config and the tensors
     "config.float16": Entry("config.json does not ask for float16, in which these families overflow"),
     "config.nonfinite": Entry("config.json holds no NaN or infinity, which strict JSON readers refuse"),
+    "config.plain": Entry("something is quantized: this is no plain 16-bit checkpoint", warns=True),
     "config.malformed": Entry("quantization_config has the types that engines read"),
     "config.unsupported": Entry("every group of quantization_config is a scheme that can be checked"),
     "config.format": Entry("format fits the schemes: one for all groups, or mixed-precision and one each"),

@@ -37,6 +37,8 @@ def check_config(subject: Subject) -> Iterator[Check]:
         quantized = [name for name, module in subject.modules.items() if module.is_quantized]
         if quantized:
             yield finding("config.undeclared", "stored quantized, but there is no quantization_config", quantized)
+        else:
+            yield finding("config.plain", "nothing here is quantized, and no quantization_config says that it were")
         return
     yield from _faults(subject)
     if declared.kv_cache:

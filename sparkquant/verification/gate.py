@@ -12,6 +12,7 @@ from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.report import Check, Report
 from sparkquant.requantizing import as_16_bit
+from sparkquant.source import locate
 from sparkquant.verification.catalogue import LEVELS, settled
 from sparkquant.verification.declared import check_config
 from sparkquant.verification.folder import check_folder
@@ -49,7 +50,7 @@ def verify(
 
     level   "headers" (names, shapes, dtypes, config; without torch), "default" (every scale, and with `source` every
             kept tensor bit for bit) or "deep" (every value, and with `source` the dequantized weights against it)
-    source  the checkpoint that it was made from
+    source  the checkpoint that it was made from: a folder, or a hub id as `quantize` takes it
     engine  a version of vLLM (`vllm==0.25.1`, `0.25`) by whose rules names are resolved and kernels chosen; without one
             all known versions must agree
     tp, capability  tensor-parallel sizes and compute capability that every quantized module must have a kernel for;
@@ -64,14 +65,20 @@ def verify(
     if capability is not None:
         require_capability(capability)
     # A source is the caller's own: its shards may be links to another disk.
-    original = None if source is None else _in_16_bits(Checkpoint.open(source, strict=False))
-    subject = Subject(open_checkpoint(Path(folder)), original, serving)
+    original = None if source is None else _in_16_bits(Checkpoint.open(_folder_of(source), strict=False))
+    subject = Subject(open_checkpoint(Path(folder).expanduser()), original, serving)
     found = [check for part in HEADER_CHECKS for check in part(subject)]
     if level != "headers":
         from sparkquant.verification.values import check_values
 
         found += check_values(subject, deep=level == "deep", listener=listener)
     return Report.of(str(folder), settled(found, level, with_source=source is not None))
+
+
+def _folder_of(source: str | os.PathLike[str]) -> Path:
+    """Where a source lies. A folder is not judged here: what is wrong with it may be what is looked for."""
+    path = Path(source).expanduser()
+    return path if path.is_dir() else locate(source).checkpoint.path
 
 
 def _in_16_bits(source: Checkpoint) -> Checkpoint:

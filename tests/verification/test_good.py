@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sparkquant.errors import CheckpointError
 from sparkquant.report import Status
 from sparkquant.verification.catalogue import CATALOGUE
 from sparkquant.verification.gate import verify
@@ -48,9 +49,10 @@ def test_another_producer_has_no_plan_and_no_finding(good: Good, tmp_path: Path)
         assert findings(verify(tmp_path / recipe)) == set(), recipe
 
 
-def test_a_plain_checkpoint_has_no_finding(tmp_path: Path) -> None:
+def test_a_plain_checkpoint_is_only_said_to_be_plain(tmp_path: Path) -> None:
     report = verify(build("qwen3_5", tmp_path / "plain"))
-    assert findings(report) == set(), report.to_json()
+    assert findings(report) == {"config.plain"}, report.to_json()
+    assert report.ok
 
 
 def test_negative_integer_scales_are_right(draft: Any) -> None:
@@ -61,6 +63,22 @@ def test_negative_integer_scales_are_right(draft: Any) -> None:
     copy.put(name, bytes(raw))
     copy.save()
     assert findings(verify(copy.path)) == set()
+    del copy.config["quantization_config"]
+    copy.save()
+    assert findings(verify(copy.path)) == {"config.undeclared"}
+
+
+def test_a_source_may_be_a_hub_id_or_below_the_home_folder(good: Good, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = good("qwen-hybrid-w4a16")
+    monkeypatch.setenv("HOME", str(result.out.parent))
+    assert verify("~/out", source="~/source", level="headers").ok
+    monkeypatch.setattr("sparkquant.source.snapshot", {"owner/name": result.source}.__getitem__)
+    assert verify(result.out, source="owner/name", level="headers").ok
+
+
+def test_a_source_that_is_not_there_is_named(good: Good) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        verify(good("qwen-hybrid-w4a16").out, source="./nowhere")
 
 
 def test_zero_scales_of_zero_groups_are_right(draft: Any) -> None:
@@ -80,7 +98,7 @@ def test_a_fault_of_the_source_only_warns(tmp_path: Path) -> None:
     source = build("qwen3_5", tmp_path / "source", change=lose_draft_head)
     report = verify(source, source=source)
     assert report.ok
-    assert findings(report) == {"mtp.missing"}
+    assert findings(report) == {"config.plain", "mtp.missing"}
 
 
 def test_full_size_headers_take_less_than_a_second(tmp_path: Path) -> None:

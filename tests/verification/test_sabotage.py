@@ -12,6 +12,7 @@ import pytest
 
 from sparkquant.verification.catalogue import CATALOGUE
 from sparkquant.verification.gate import verify
+from tests.checkpoints import read_raw
 from tests.verification.conftest import Draft, findings
 
 L0 = "model.language_model.layers.0."
@@ -223,6 +224,12 @@ def index_lies(draft: Draft) -> None:
     (draft.path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def nothing_quantized(draft: Draft) -> None:
+    """The source's own config and tensors."""
+    draft.config.pop("quantization_config")
+    draft.tensors = read_raw(draft.source)
+
+
 def quantized_in_part(draft: Draft) -> None:
     draft.block["ignore"].append(r"re:.*layers\.3\.self_attn\.q_proj$")
 
@@ -265,6 +272,7 @@ CASES = [
     Case("config.absent", plain(f"{L0}mlp.down_proj", (256, 512))),
     Case("config.undeclared", ignore(r"re:.*layers\.0\.mlp\.down_proj$")),
     Case("config.undeclared", lambda draft: draft.config.pop("quantization_config")),
+    Case("config.plain", nothing_quantized),
     Case("config.scheme", other_scheme),
     Case("config.architectures", config(architectures=["Qwen3_5ForCausalLM"])),
     Case("config.architectures source.config", config(architectures=["Qwen3_5ForCausalLM"]), source=True),
