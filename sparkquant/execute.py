@@ -21,7 +21,7 @@ from sparkquant.backends import Backend, Unit
 from sparkquant.backends.native import NativeBackend
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.loading import load_calibration
-from sparkquant.checkpoint import Checkpoint
+from sparkquant.checkpoint import Checkpoint, read_json
 from sparkquant.decisions import Decision, Plan, source_bytes
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
 from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
@@ -35,6 +35,7 @@ from sparkquant.report import Report
 from sparkquant.requantizing import OLD_CONFIGS, as_16_bit
 from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
+from sparkquant.verification.folder import JSON_FILES
 from sparkquant.verification.gate import verify
 from sparkquant.writer import ShardWriter, StagedCheckpoint
 
@@ -89,8 +90,7 @@ def quantize(
     chosen = load_recipe(recipe)
     chosen = chosen if method is None else chosen.with_method(method)
     found = locate(model, source=source)
-    if found.checkpoint.path.resolve() in target.resolve().parents:
-        raise UsageError(f"{target} lies inside the source", hint="choose a folder beside it")
+    _require_apart(found.checkpoint.path, target)
     plan = make_plan(
         found.checkpoint,
         chosen,
@@ -117,6 +117,16 @@ def quantize(
     return _run(plan, found, target, options, rows)
 
 
+def _require_apart(source: Path, target: Path) -> None:
+    """The staging folder is cleared, and side files are copied: neither may touch the source."""
+    folder = source.resolve()
+    if folder in target.resolve().parents:
+        raise UsageError(f"{target} lies inside the source", hint="choose a folder beside it")
+    staging = target.with_name(f"{target.name}.partial").resolve()
+    if staging == folder or staging in folder.parents:
+        raise UsageError(f"the source lies in {staging}, the work folder of this output", hint="choose another output")
+
+
 @dataclass(frozen=True)
 class _Options:
     restart: bool
@@ -134,7 +144,8 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
         todo = [shard for shard in plan.shards if shard.name not in staged.finished]
         if staged.finished:
             listener(Said(f"resuming: {len(staged.finished)} of {len(plan.shards)} shards are done already"))
-        staged.require_space(sum(shard.bytes for shard in todo))
+        beside = sum(path.stat().st_size for path in side_files.values())
+        staged.require_space(sum(shard.bytes for shard in todo) + beside)
         backend, record = stack.enter_context(_backend(plan, source, calibration, job, target, options))
         names = [name for shard in todo for name in shard.tensors]
         listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
@@ -364,6 +375,8 @@ def _inside(folder: Path, name: str) -> Path:
         raise CheckpointError(
             f"{path} is a link that leaves the checkpoint", hint="replace the link by a copy if the file belongs here"
         )
-    if not real.is_file():
-        raise CheckpointError(f"{path} is no file that can be copied", hint="fetch it again, or remove it")
+    if not real.is_file() or not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path} is no file that can be copied", hint="make it readable, fetch it, or remove it")
+    if name in JSON_FILES:
+        read_json(path)  # verification reads it: better now than after the work
     return path

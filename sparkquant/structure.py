@@ -51,6 +51,11 @@ def structure_faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping
     if not checkpoint.tensors:
         return
     yield from _architecture_faults(checkpoint.config)
+    if not checkpoint.config.get("vision_config"):
+        seeing = [name for name, placement in placements.items() if placement.layer_class is C.VISION]
+        if seeing:
+            what = f"{len(seeing)} tensors of a vision tower are stored, yet config.json has no vision_config"
+            yield Problem(seeing[0], what, OTHER)
     yield from _name_faults(placements)
     yield from _top_faults(checkpoint, layout, placements)
     yield from _shape_faults(checkpoint, placements)

@@ -182,7 +182,7 @@ def fp8_minmax(x: Any, rows: int, columns: int, limit: Any, scale: Any) -> None:
             for r in range(a * rows, min((a + 1) * rows, x.shape[0])):
                 far = max(far, largest(x[r][b * columns : (b + 1) * columns]))
             value = to_bfloat16(min(far / _E4M3_MAX, limit))
-            scale[a, b] = bfloat16_bits(value if value > _ZERO else EPS)
+            scale[a, b] = bfloat16_bits(value if value >= TINY else EPS)
 
 
 @jit

@@ -16,6 +16,7 @@ from sparkquant.numerics.kernels_tile import (
     LANES,
     ROUND,
     TILE,
+    TINY,
     bfloat16_bits,
     fold,
     largest,
@@ -40,7 +41,7 @@ def minmax_symmetric(x: Any, scale: Any, steps: Any, limit: Any) -> None:
         row = x[r]
         for i in range(scale.shape[1]):
             value = to_bfloat16(min(largest(row[i * size : (i + 1) * size]) / steps, limit))
-            scale[r, i] = bfloat16_bits(value if value > _ZERO else EPS)
+            scale[r, i] = bfloat16_bits(value if value >= TINY else EPS)
 
 
 @jit
@@ -65,7 +66,7 @@ def minmax_asymmetric(x: Any, scale: Any, zeros: Any, floor: Any, steps: Any, li
                 high = max(high, value)
             # Halves: the full range of float32 would overflow.
             value = to_bfloat16(min((high * _HALF - low * _HALF) / steps, limit))
-            value = value if value > _ZERO else EPS
+            value = value if value >= TINY else EPS
             scale[r, i] = bfloat16_bits(value)
             zeros[r, i] = np.int8(zero_point(low, value, floor))
 
@@ -247,7 +248,7 @@ def search_asymmetric(
             for lane in range(TILE):
                 step = (greatest[lane] * _HALF - smallest[lane] * _HALF) / steps
                 value = to_bfloat16(min(step * factor, limit))
-                trial[lane] = value if value > _ZERO else EPS
+                trial[lane] = value if value >= TINY else EPS
                 zero[lane] = zero_point(smallest[lane] * factor, trial[lane], floor)
                 low[lane] = floor - zero[lane]
                 high[lane] = ceiling - zero[lane]

@@ -129,9 +129,12 @@ def group_range(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nonzero_scale(wanted: Tensor, limit: float) -> Tensor:
-    """Round to bfloat16, at most `limit`; zero becomes what compressed-tensors stores for it."""
+    """Round to bfloat16, at most `limit`; zero becomes what compressed-tensors stores for it.
+
+    So does what is close to the denormal numbers, whose reciprocal overflows: such weights are rounded to zero.
+    """
     scale = to_bfloat16(wanted.clamp(max=limit))
-    return torch.where(scale > 0, scale, BFLOAT16_EPS)
+    return torch.where(scale >= _TINY, scale, BFLOAT16_EPS)
 
 
 def zero_points(low: Tensor, scale: Tensor, bits: int) -> Tensor:

@@ -72,6 +72,11 @@ def test_a_missing_tensor_is_named(pattern: str, where: str, tmp_path: Path) -> 
     assert any(place.endswith(where) for place in found), found
 
 
+def test_a_vision_tower_needs_its_config(tmp_path: Path) -> None:
+    folder = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.pop("vision_config"))
+    assert any("vision_config" in what for what in refused(folder).values())
+
+
 def test_an_expert_that_one_layer_lacks_is_named(tmp_path: Path) -> None:
     folder = build("qwen3_next", tmp_path / "m", change=without(r"layers\.1\.mlp\.experts\.3\."))
     assert "model.layers.1.mlp.experts.3.down_proj.weight" in refused(folder)
