@@ -320,6 +320,8 @@ def _notes(
     placements: Mapping[str, Placement],
     decisions: Mapping[str, Decision],
 ) -> Iterator[str]:
+    if checkpoint.config.get("architectures") is None:
+        yield "config.json names no architectures: engines choose the model's class by it and will not load the result"
     present = {p.layer_class for p in placements.values()}
     absent = sorted(str(c) for c in (*recipe.schemes, *recipe.unprotect) if c not in present and c in layout.classes)
     if absent:

@@ -111,6 +111,11 @@ def test_a_layer_number_with_leading_zeros_is_refused(tmp_path: Path) -> None:
     assert "leading zeros" in found[f"{LM}.layers.01.mlp.down_proj.weight"]
 
 
+def test_missing_architectures_are_noted(tmp_path: Path) -> None:
+    folder = build("qwen3_5_text", tmp_path / "m", change=lambda config, _: config.pop("architectures"))
+    assert any("architectures" in note for note in plan(folder).notes)
+
+
 @pytest.mark.parametrize("value", ["Qwen3_5ForCausalLM", [], ["A", "B"], [3], ["rm -rf"]])
 def test_architectures_that_name_no_class_are_refused(value: Any, tmp_path: Path) -> None:
     folder = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.update(architectures=value))
