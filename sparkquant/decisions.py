@@ -191,9 +191,11 @@ class Plan:
 
     def explain(self, name: str) -> str:
         """Why one tensor (or module) is treated so, step by step."""
+        if not isinstance(name, str):
+            raise UsageError(f"a tensor is named by text, not by {type(name).__name__}", hint="pass its name")
         decision = self.decisions.get(name) or self.decisions.get(f"{name}.weight")
         if decision is None:
-            near = difflib.get_close_matches(str(name), self.decisions, n=3, cutoff=0.4)
+            near = difflib.get_close_matches(name, self.decisions, n=3, cutoff=0.4)
             raise UsageError(
                 f"no tensor {name!r} in this checkpoint", hint=f"near: {', '.join(near)}" if near else "see plan --json"
             )

@@ -42,17 +42,28 @@ def locate(model: Model, *, source: str | os.PathLike[str] | None = None) -> Sou
     return Source(checkpoint, overlay_of(model, checkpoint))
 
 
-def _folder(model: str | os.PathLike[str]) -> Path:
+def local_path(folder: Any) -> Path:
+    """The path that a caller means; an error when the system can have no such path, or will not show it."""
+    hint = "pass the path of a checkpoint folder"
+    if not isinstance(folder, str | os.PathLike):
+        raise UsageError(f"a folder is a path, not {type(folder).__name__}", hint=hint)
     try:
-        path = Path(model).expanduser()
-        is_folder, exists = path.is_dir(), path.exists()
+        path = Path(folder).expanduser()
+        if path.is_dir():
+            os.scandir(path).close()
+        path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         what = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{str(model)[:200]}: {what}", hint="pass the path of a checkpoint folder") from None
-    if is_folder:
+        raise CheckpointError(f"{str(folder)[:200]}: {what}", hint=hint) from None
+    return path
+
+
+def _folder(model: str | os.PathLike[str]) -> Path:
+    path = local_path(model)
+    if path.is_dir():
         return path
     text = str(model)
-    if exists:
+    if path.exists():
         raise CheckpointError(f"{path} is a file", hint="pass the folder that holds config.json and the shards")
     if not _HUB_ID.fullmatch(text) or text.startswith((".", "/")):
         near = _neighbours(path)

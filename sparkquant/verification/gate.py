@@ -12,7 +12,7 @@ from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.report import Check, Report
 from sparkquant.requantizing import as_16_bit
-from sparkquant.source import locate
+from sparkquant.source import local_path, locate
 from sparkquant.verification.catalogue import LEVELS, settled
 from sparkquant.verification.declared import check_config
 from sparkquant.verification.folder import check_folder
@@ -66,7 +66,7 @@ def verify(
         require_capability(capability)
     # A source is the caller's own: its shards may be links to another disk.
     original = None if source is None else _in_16_bits(Checkpoint.open(_folder_of(source), strict=False))
-    subject = Subject(open_checkpoint(Path(folder).expanduser()), original, serving)
+    subject = Subject(open_checkpoint(local_path(folder)), original, serving)
     found = [check for part in HEADER_CHECKS for check in part(subject)]
     if level != "headers":
         from sparkquant.verification.values import check_values
@@ -77,7 +77,7 @@ def verify(
 
 def _folder_of(source: str | os.PathLike[str]) -> Path:
     """Where a source lies. A folder is not judged here: what is wrong with it may be what is looked for."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     return path if path.is_dir() else locate(source).checkpoint.path
 
 
@@ -90,6 +90,8 @@ def _in_16_bits(source: Checkpoint) -> Checkpoint:
 
 
 def _sizes(tp: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(tp, str) or not isinstance(tp, Sequence) or not all(type(size) is int for size in tp):
+        raise UsageError(f"tensor-parallel sizes are a list of integers, not {tp!r}", hint="pass sizes like tp=(1, 2)")
     if wrong := [size for size in tp if size < 1]:
         raise UsageError(f"tensor-parallel size {wrong[0]} is not positive", hint="pass sizes like 1,2")
     return tuple(dict.fromkeys(tp)) or (1,)

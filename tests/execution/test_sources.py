@@ -92,6 +92,13 @@ def test_what_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
         (source / name).chmod(0o755)
 
 
+@pytest.mark.parametrize("options", [{"tp": "1,2"}, {"tp": 2}, {"folder": None}, {"folder": "~nosuch-user/x"}])
+def test_verify_refuses_arguments_that_cannot_be(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SparkquantError) as caught:
+        sparkquant.verify(**{"folder": tmp_path, **options})
+    assert caught.value.exit_code in (2, 3)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_restart_never_clears_its_own_source(inside: bool, tmp_path: Path) -> None:
     source = build("qwen3_5_text", tmp_path / "out.partial" / ("m" if inside else ""))
