@@ -22,10 +22,10 @@ demo: $(STAMP)  ## plan, quantize, verify and run the checkpoint in examples/
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## the fast tests
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test-all: $(STAMP)  ## all tests, the slow ones too
-	$(BIN)/python -m pytest -q --slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --slow
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

@@ -54,8 +54,17 @@ def output_error(result: Path, source: Path) -> float:
     return float((ends[1] - ends[0]).norm() / ends[0].norm())
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
-@pytest.mark.parametrize("recipe", ["qwen-hybrid-w4a16", RECIPE])
+@pytest.mark.parametrize(
+    ("model_type", "recipe"),
+    [
+        ("qwen3_5", "qwen-hybrid-w4a16"),
+        ("qwen3_5_moe", RECIPE),
+        pytest.param("qwen3_5", RECIPE, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_moe", "qwen-hybrid-w4a16", marks=pytest.mark.slow),
+        pytest.param("qwen3_next", "qwen-hybrid-w4a16", marks=pytest.mark.slow),
+        pytest.param("qwen3_next", RECIPE, marks=pytest.mark.slow),
+    ],
+)
 def test_gptq_loses_less_than_data_free_methods(
     model_type: str, recipe: str, checkpoints: Checkpoints, rows: Path, tmp_path: Path
 ) -> None:
@@ -142,7 +151,7 @@ sparkquant.quantize(source, "qwen-hybrid-nvfp4-fp8", out, method="gptq", calibra
 """
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_run_goes_on_behind_its_last_block(
     blocks: int, checkpoints: Checkpoints, rows: Path, tmp_path: Path, cache: Path
 ) -> None:
