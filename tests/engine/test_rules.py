@@ -110,7 +110,8 @@ def test_what_the_engine_never_asks_about() -> None:
 
 @pytest.mark.parametrize("family", family_names())
 def test_layouts_fuse_as_the_engine_does(family: str) -> None:
-    fused = {rule.fused for rule in family_layout(family).rules if rule.fused}
+    # An expert's gate and up are no module of the engine's: all experts of a layer are one.
+    fused = {rule.fused for rule in family_layout(family).rules if rule.fused and "experts" not in rule.pattern}
     known = {name for model in (GENERIC, *MODELS.values()) for name in model.fused}
     assert fused <= known or family not in MODELS
 
