@@ -31,12 +31,15 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """A value that looks like a date or a number and is none stays text, and is a fault with a place."""
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if type(value) is int and value.bit_length() > 64:
+                raise ValueError("too large")
+            return value
         except (ValueError, OverflowError) as error:
             if not isinstance(node, yaml.ScalarNode):
                 raise
             self.unreadable.append((node, str(error)))
-            return node.value
+            return node.value[:40]
 
 
 class Document:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkquant.cli.progress import progress
-from sparkquant.cli.shell import show, stop, write
+from sparkquant.cli.shell import clean, show, stop, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,11 +87,11 @@ def evaluation_text(found: Evaluation, out: str) -> Iterator[RenderableType]:
     if found.acceptance:
         yield _drafting(found)
     for side, why in found.undrafted.items():
-        yield Text(f"no draft acceptance of the {side}: {why}", "yellow")
+        yield Text(f"no draft acceptance of the {side}: {clean(why)}", "yellow")
     yield Text("\nBlocks that added most to the relative error of the hidden states", "bold")
     yield _blocks(found)
     for note in found.notes:
-        yield Text(f"note: {note}")
+        yield Text(f"note: {clean(note)}")
     yield Text()
     if found.checks:
         yield from report_text(Report.of(out, found.checks), every=True)

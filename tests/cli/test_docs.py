@@ -92,7 +92,17 @@ def parse(line: str) -> None:
         name, at, words = at.resolve_command(context, [*context._protected_args, *context.args])
 
 
-VERBS = [[], ["plan"], ["quantize"], ["verify"], ["evaluate"], ["diff"], ["recipes"]]
+VERBS = [
+    [],
+    ["plan"],
+    ["quantize"],
+    ["verify"],
+    ["evaluate"],
+    ["diff"],
+    ["recipes"],
+    ["calibration"],
+    ["calibration", "check"],
+]
 RECIPE_VERBS = [["recipes", verb] for verb in ("ls", "show", "copy", "lint", "schema")]
 
 
