@@ -175,6 +175,10 @@ _LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
             GOOD + "accept: {kl_mean: " + "9" * 5000 + "}",
             "r.yaml:7:19: '999999999999999999999999999999...' is no number",
         ),
+        (
+            GOOD + "accept: {kl_mean: 0x" + "f" * 5000 + "}",
+            "r.yaml:7:19: '0xffffffffffffffffffffffffffff...' is no number",
+        ),
     ],
 )
 def test_yaml_that_is_more_than_plain_is_refused_with_its_place(text: str, expected: str) -> None:
