@@ -21,6 +21,7 @@ from sparkquant.backends import Backend, Unit
 from sparkquant.backends.native import NativeBackend
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.loading import load_calibration
+from sparkquant.calibration.private_folder import private_folder
 from sparkquant.checkpoint import Checkpoint, read_json
 from sparkquant.decisions import Decision, Plan, source_bytes
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
@@ -140,6 +141,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
     side_files = {name: _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
     job = _job(plan, source, calibration)
     with StagedCheckpoint(target, job, restart=options.restart) as staged, ExitStack() as stack:
+        _forget(staged.discarded)
         stored = {shard.name: _stored(plan, shard.tensors) for shard in plan.shards}
         todo = [shard for shard in plan.shards if shard.name not in staged.finished]
         if staged.finished:
@@ -165,6 +167,15 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
         stack.close()  # the private work folder goes before the result appears
         staged.publish()
     return Quantized(target, plan, Report(str(target), report.checks))
+
+
+def _forget(job: Any) -> None:
+    """Remove the private work folder of a job that `restart` discards."""
+    if isinstance(job, dict) and "calibration" in job:
+        from sparkquant.calibrated import work_key
+
+        with private_folder(work_key(job)):
+            pass
 
 
 @contextmanager

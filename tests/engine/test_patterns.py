@@ -32,9 +32,11 @@ def test_real_patterns_match_as_re_does(pattern: str, name: str) -> None:
 ATOMS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[ab]", "[^a]", "[0-9]"])
 REGEXES = st.recursive(
     ATOMS,
-    lambda inner: st.builds("{}{}".format, inner, inner)
-    | st.builds("(?:{}|{})".format, inner, inner)
-    | st.builds("(?:{}){}".format, inner, st.sampled_from(["*", "+", "?", "{2}", "{0,3}", "{1,}", "*?"])),
+    lambda inner: (
+        st.builds("{}{}".format, inner, inner)
+        | st.builds("(?:{}|{})".format, inner, inner)
+        | st.builds("(?:{}){}".format, inner, st.sampled_from(["*", "+", "?", "{2}", "{0,3}", "{1,}", "*?"]))
+    ),
     max_leaves=8,
 )
 

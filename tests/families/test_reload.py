@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
-from tests.families.test_quantize import NAMES, NOT_YET  # noqa: E402
 from tests.oracles.loading import load  # noqa: E402
 
 Family = Callable[[str], Path]
@@ -40,12 +39,10 @@ def _recipe(case: str) -> dict[str, Any]:
 
 
 def _served() -> list[Any]:
-    """Every case with something to quantize; some are refused by the gate for a reason of its own."""
-    refused = {case for case, reason in NOT_YET.items() if reason is NAMES} - {"kimi_linear"}
-    marks = {case: [pytest.mark.xfail(reason=NAMES, strict=True)] for case in refused}
-    marks["zamba2"] = [
-        pytest.mark.xfail(reason="transformers leaves the scales of a block's second use without values")
-    ]
+    """Every case with something to quantize."""
+    marks = {
+        "zamba2": [pytest.mark.xfail(reason="transformers leaves the scales of a block's second use without values")]
+    }
     return [pytest.param(c, marks=marks.get(c, []), id=c) for c in CASES if family_of(c) != "falcon_mamba"]
 
 
