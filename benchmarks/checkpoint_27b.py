@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -72,3 +73,7 @@ def _config() -> dict[str, object]:
         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
     }  # fmt: skip
     return {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))
