@@ -16,14 +16,21 @@ from sparkquant.schemes import Scheme
 def unit_matrices(unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Scheme, Tensor, float]]:
     """(module name, scheme, matrix [N, K], peak of its scale group) for everything in a unit.
 
-    Raises NonFiniteWeight naming tensor and index.
+    Only NVFP4 needs the peak, and only there it is looked for, with NonFiniteWeight naming tensor and index; for other
+    schemes a pass over the weights would cost half as much as quantizing them, and it is 0.
     """
-    peaks = {d.tensor: decision_peaks(d, weights[d.tensor], unit.first) for d in unit.decisions}
-    for index in range(unit.last - unit.first):
-        peak = max(values[index] for values in peaks.values())
+    wanted = any(planned_scheme(d).name == "nvfp4a16" for d in unit.decisions)
+    peaks = unit_peaks(unit, weights) if wanted else [0.0] * (unit.last - unit.first)
+    for index, peak in enumerate(peaks):
         for decision in unit.decisions:
             for module, matrix in decision_matrices(decision, weights[decision.tensor], index, unit.first + index):
                 yield module, planned_scheme(decision), matrix, peak
+
+
+def unit_peaks(unit: Unit, weights: Mapping[str, Tensor]) -> list[float]:
+    """Largest magnitude of the unit's scale group, for each of its experts. Raises NonFiniteWeight."""
+    peaks = [decision_peaks(d, weights[d.tensor], unit.first) for d in unit.decisions]
+    return [max(values) for values in zip(*peaks, strict=True)]
 
 
 def planned_scheme(decision: Decision) -> Scheme:

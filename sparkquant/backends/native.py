@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sparkquant.backends import Unit
-from sparkquant.backends.matrices import unit_matrices
+from sparkquant.backends.matrices import unit_matrices, unit_peaks
+from sparkquant.numerics.absmax import NonFinite
 from sparkquant.numerics.fp8 import Fp8Weights, quantize_fp8_block, quantize_fp8_channel
 from sparkquant.numerics.integer import IntegerWeights, quantize_integer
 from sparkquant.numerics.nvfp4 import Nvfp4Weights, global_scale, quantize_nvfp4
@@ -31,15 +32,28 @@ class NativeBackend:
         """See `Backend.quantize`. Raises NonFiniteWeight naming tensor and index."""
         for module, scheme, matrix, peak in unit_matrices(unit, weights):
             scale = global_scale(peak) if scheme.name == "nvfp4a16" else None
-            result = encode(scheme, matrix, scale, search=self._search)
+            try:
+                result = encode(scheme, matrix, scale, search=self._search, check=True)
+            except NonFinite:
+                unit_peaks(unit, weights)  # names tensor and index
+                raise
             for suffix, tensor in stored_tensors(scheme, result, matrix.shape, scale):
                 yield f"{module}.{suffix}", tensor
 
 
 def encode(
-    scheme: Scheme, weight: Tensor, divisor: float | None, *, search: bool, importance: Tensor | None = None
+    scheme: Scheme,
+    weight: Tensor,
+    divisor: float | None,
+    *,
+    search: bool,
+    importance: Tensor | None = None,
+    check: bool = False,
 ) -> Quantity:
-    """Data-free quantization of one matrix [N, K]; `divisor` is the NVFP4 global scale of its scale group."""
+    """Data-free quantization of one matrix [N, K]; `divisor` is the NVFP4 global scale of its scale group.
+
+    With `check` an element that is not finite raises NonFinite (for NVFP4 the peak behind `divisor` has told).
+    """
     if scheme.is_integer:
         return quantize_integer(
             weight,
@@ -48,11 +62,13 @@ def encode(
             symmetric=scheme.symmetric,
             search=search,
             importance=importance,
+            check=check,
         )
     if divisor is not None:
         return quantize_nvfp4(weight, global_scale=divisor, search=search, importance=importance)
     by_block = scheme.name == "fp8_block"
-    return (quantize_fp8_block if by_block else quantize_fp8_channel)(weight, search=search, importance=importance)
+    quantize_fp8 = quantize_fp8_block if by_block else quantize_fp8_channel
+    return quantize_fp8(weight, search=search, importance=importance, check=check)
 
 
 def stored_tensors(

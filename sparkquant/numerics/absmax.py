@@ -38,6 +38,17 @@ def absmax(tensor: Tensor) -> Absmax:
     return Absmax(amax, None)
 
 
+class NonFinite(ValueError):
+    """A weight holds NaN or infinity; `absmax` says where."""
+
+
+def refuse_non_finite(chunk: Tensor) -> None:
+    """Raise NonFinite for a contiguous chunk with such an element. Cheap where the chunk is about to be read anyway."""
+    flat = chunk.view(-1)
+    if dispatch.engine(flat).scan(flat)[1] is not None:
+        raise NonFinite("an element is not finite")
+
+
 def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     position = []
     for size in reversed(shape):

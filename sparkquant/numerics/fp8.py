@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.numerics import dispatch
+from sparkquant.numerics.absmax import refuse_non_finite
 
 
 class Fp8Weights(NamedTuple):
@@ -23,22 +24,25 @@ class Fp8Weights(NamedTuple):
     """bfloat16 [N, 1] for channels, [ceil(N / block), ceil(K / block)] for blocks"""
 
 
-def quantize_fp8_channel(weight: Tensor, *, search: bool, importance: Tensor | None = None) -> Fp8Weights:
+def quantize_fp8_channel(
+    weight: Tensor, *, search: bool, importance: Tensor | None = None, check: bool = False
+) -> Fp8Weights:
     """Quantize [N, K] or [E, N, K] (contiguous bfloat16, float16 or float32), a scale a row.
 
     With `search` the scale has the least squared error among a few, weighted per column by
-    `importance` (float32 [K], or [E, K] for a 3-D weight).
+    `importance` (float32 [K], or [E, K] for a 3-D weight). With `check` an element that is not
+    finite raises NonFinite.
     """
-    return _quantize(weight, 1, weight.shape[-1], search, importance)
+    return _quantize(weight, 1, weight.shape[-1], search, importance, check)
 
 
 def quantize_fp8_block(
-    weight: Tensor, *, block: int = 128, search: bool, importance: Tensor | None = None
+    weight: Tensor, *, block: int = 128, search: bool, importance: Tensor | None = None, check: bool = False
 ) -> Fp8Weights:
     """Quantize as `quantize_fp8_channel`, a scale per `block` x `block`; edge blocks are smaller."""
     if block < 1:
         raise ValueError(f"a block has at least one row and column, got {block}")
-    return _quantize(weight, block, block, search, importance)
+    return _quantize(weight, block, block, search, importance, check)
 
 
 def dequantize_fp8_channel(values: Tensor, scale: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ def dequantize_fp8_block(values: Tensor, scale: Tensor, *, block: int = 128) -> 
 
 
 def _quantize(
-    weight: Tensor, block_rows: int, block_columns: int, search: bool, importance: Tensor | None
+    weight: Tensor, block_rows: int, block_columns: int, search: bool, importance: Tensor | None, check: bool
 ) -> Fp8Weights:
     matrices = dispatch.as_matrices(weight)
     experts, rows, columns = matrices.shape
@@ -68,6 +72,8 @@ def _quantize(
 
     def work(job: tuple[int, slice]) -> None:
         matrix, span = job
+        if check:
+            refuse_non_finite(matrices[job])
         encode(
             matrices[job],
             values[job],

@@ -98,8 +98,14 @@ class _Integer(_Format[IntegerWeights]):
         self._limit = (symmetric_limit if symmetric else asymmetric_limit)(bits)
 
     def encode(self, weight: Tensor, *, search: bool, importance: Tensor | None = None) -> IntegerWeights:
-        options = {"bits": self.bits, "group_size": self.group_size}
-        return quantize_integer(weight, **options, symmetric=self.symmetric, search=search, importance=importance)
+        return quantize_integer(
+            weight,
+            bits=self.bits,
+            group_size=self.group_size,
+            symmetric=self.symmetric,
+            search=search,
+            importance=importance,
+        )
 
     def unpack(self, tensors: IntegerWeights, columns: int) -> tuple[Tensor, Grid]:
         step = tensors.scale.float()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.numerics import dispatch, pack
+from sparkquant.numerics.absmax import refuse_non_finite
 
 
 class IntegerWeights(NamedTuple):
@@ -34,12 +35,14 @@ def quantize_integer(
     symmetric: bool,
     search: bool,
     importance: Tensor | None = None,
+    check: bool = False,
 ) -> IntegerWeights:
     """Quantize [N, K] or [E, N, K] (contiguous bfloat16, float16 or float32).
 
     `group_size` consecutive columns share a scale; -1 means the whole row. With `search` the scale
     of each group minimizes the squared error, weighted per column by `importance` (float32 [K], or
-    [E, K] for a 3-D weight). Raises ValueError when K is not a multiple of the group.
+    [E, K] for a 3-D weight). Raises ValueError when K is not a multiple of the group, and with
+    `check` its subclass NonFinite when an element is not finite.
     """
     pack.check_bits(bits)
     matrices = dispatch.as_matrices(weight)
@@ -56,6 +59,8 @@ def quantize_integer(
     encode = dispatch.engine(weight).integer
 
     def work(job: tuple[int, slice]) -> None:
+        if check:
+            refuse_non_finite(matrices[job])
         encode(
             matrices[job],
             packed[job],
