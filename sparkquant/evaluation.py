@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.checkpoint import Checkpoint
+from sparkquant.divergence import ByPosition, Histogram, by_position, histogram
 from sparkquant.drafting import Acceptance, DraftHead, NotFinite
 from sparkquant.errors import CheckpointError, EnvironmentMissing, UsageError
 from sparkquant.evaluation_data import Data, EvaluationRows, load_rows
@@ -26,6 +27,7 @@ from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignor
 from sparkquant.limits import check_limits, limits_of
 from sparkquant.pairing import block_bytes, demand_pair
 from sparkquant.report import Check, Status
+from sparkquant.rowwise import Paired, mean_and_error, paired_rows
 from sparkquant.scoring import SIDES, Roles, Scores, Side, score
 from sparkquant.source import locate
 from sparkquant.stream import StreamedModel
@@ -51,6 +53,7 @@ class Evaluation:
     undrafted    why a side has no draft acceptance
     notes        what a reader of the numbers has to know: rows cut or left out, doubts about the pair
     checks       the recipe's limits; empty where there is no recipe
+    kl_histogram, kl_positions  single positions by their KL, and the mean KL by place in the row
     """
 
     rows: int
@@ -69,6 +72,8 @@ class Evaluation:
     undrafted: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
+    kl_histogram: Histogram | None = None
+    kl_positions: ByPosition | None = None
 
     @property
     def ok(self) -> bool:
@@ -86,15 +91,6 @@ class Evaluation:
         return sorted(added, key=lambda pair: -pair[1])[:count]
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Difference of two results in KL, row by row: positive where the second one is further from the source."""
-
-    rows: int
-    mean: float
-    se: float
-
-
 def paired(a: Evaluation, b: Evaluation) -> Paired:
     """Mean of KL(b) - KL(a) over the rows and its standard error; rows differ far more than results do.
 
@@ -106,16 +102,7 @@ def paired(a: Evaluation, b: Evaluation) -> Paired:
         )
     if len(a.kl_rows) < 2:
         raise UsageError("one row has no standard error", hint="evaluate with more rows")
-    mean, error = _mean_and_error([y - x for x, y in zip(a.kl_rows, b.kl_rows, strict=True)])
-    return Paired(len(a.kl_rows), mean, error or 0.0)
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    count = len(values)
-    mean = sum(values) / max(1, count)
-    if count < 2:
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return paired_rows(a.kl_rows, b.kl_rows)
 
 
 def evaluate(
@@ -215,8 +202,8 @@ def _finished(
     undrafted: Mapping[str, str],
 ) -> Evaluation:
     """The finished numbers."""
-    mean, error = _mean_and_error(scores.kl)
-    every = torch.cat(scores.token_kl).sort().values if scores.token_kl else torch.zeros(1)
+    mean, error = mean_and_error(scores.kl)
+    every = torch.cat([values for _, values in scores.token_kl]).sort().values if scores.token_kl else torch.zeros(1)
     counts = dict(zip(SIDES, map(sum, scores.exact), strict=True))
     lost = sum(before and not after for before, after in zip(*scores.exact, strict=True))
     return Evaluation(
@@ -235,6 +222,8 @@ def _finished(
         acceptance=acceptance,
         undrafted=undrafted,
         notes=rows.notes,
+        kl_histogram=histogram(every) if scores.token_kl else None,
+        kl_positions=by_position(scores.token_kl) if scores.token_kl else None,
     )
 
 

@@ -75,11 +75,11 @@ class Roles:
 
 @dataclass
 class Scores:
-    """What the rows have shown so far."""
+    """What the rows have shown so far; `token_kl` is (place in its row, values from there on)."""
 
     kl: list[float]
     exact: tuple[list[bool], list[bool]]
-    token_kl: list[Tensor] = field(default_factory=list)
+    token_kl: list[tuple[int, Tensor]] = field(default_factory=list)
     agree: int = 0
     nll: list[float] = field(default_factory=lambda: [0.0, 0.0])
     predicted: int = 0
@@ -122,7 +122,7 @@ def _score_text(
     for p, q in zip(*(_log_probabilities(*each) for each in zip(sides, heads, states, strict=True)), strict=True):
         kl = (p.exp() * (p - q)).sum(-1)
         total += float(kl.double().sum())
-        scores.token_kl.append(kl.cpu())
+        scores.token_kl.append((start, kl.cpu()))
         scores.agree += int((p.argmax(-1) == q.argmax(-1)).sum())
         following = ids[start + 1 : start + 1 + len(p)]
         for side, log_probabilities in enumerate((p, q)):
