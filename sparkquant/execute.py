@@ -29,6 +29,7 @@ from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignor
 from sparkquant.footprint import CHUNK_BYTES
 from sparkquant.hfconfig import result_config
 from sparkquant.planning import SHARD_BYTES, make_plan
+from sparkquant.provenance import kept_name, write_provenance
 from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text
@@ -69,6 +70,7 @@ def quantize(
     calibration: str | os.PathLike[str] | None = None,
     allow: Sequence[str] = (),
     allow_requantize: bool = False,
+    engine: str | None = None,
     device: str = "cpu",
     max_memory: int | None = None,
     listener: Listener = ignore,
@@ -82,6 +84,7 @@ def quantize(
     calibration, allow   for calibrated methods: a mix, conversations or rows of ids instead of the recipe's mix, and
              the refusals to lift (see `sparkquant.calibration.load_calibration`)
     allow_requantize   let weights that are quantized in the source go below 8 bits (they are read dequantized)
+    engine   the vLLM version ("vllm==0.33.0", "0.33") that must load the result; otherwise any that is known may
     device   where blocks of a calibrated method run; max_memory limits what it may use, in bytes
 
     Nothing named `out` exists until everything is written and verified. A killed run goes on when it is called again.
@@ -98,6 +101,7 @@ def quantize(
         tp=tp,
         shard_bytes=shard_bytes,
         overlaid=found.overlay,
+        engine=engine,
         allow_requantize=allow_requantize,
     )
     found = Source(as_16_bit(found.checkpoint), found.overlay)
@@ -138,7 +142,7 @@ class _Options:
 
 def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
     listener = options.listener
-    side_files = {name: _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
+    side_files = {kept_name(name): _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
     job = _job(plan, source, calibration)
     with StagedCheckpoint(target, job, restart=options.restart) as staged, ExitStack() as stack:
         _forget(staged.discarded)
@@ -164,6 +168,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
                 hint=f"this is a bug: report it with {staged.path / 'sparkquant' / 'plan.json'}",
                 problems=[Problem(check.id, check.message) for check in report.failed],
             )
+        write_provenance(staged, plan, source.checkpoint.path, report, record)
         stack.close()  # the private work folder goes before the result appears
         staged.publish()
     return Quantized(target, plan, Report(str(target), report.checks))

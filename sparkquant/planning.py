@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkquant.checkpoint import Checkpoint, TensorHeader
 from sparkquant.decisions import Decision, OutputShard, Plan
+from sparkquant.engine.versions import engine_named
 from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
 from sparkquant.footprint import footprint
-from sparkquant.layers import ENGINES, MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
+from sparkquant.layers import MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
 from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
 from sparkquant.recipe import Recipe
@@ -48,7 +49,7 @@ def plan(
 ) -> Plan:
     """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`.
 
-    `engine` is a vLLM version ("0.33") that the result must load in; see `make_plan`.
+    `engine` is a vLLM version ("vllm==0.33.0", "0.33") that the result must load in; see `make_plan`.
     """
     chosen = load_recipe(recipe)
     chosen = chosen if method is None else chosen.with_method(method)
@@ -78,14 +79,13 @@ def make_plan(
 
     `tp` are tensor-parallel sizes that the result must serve; the recipe's own sizes are reported in `notes` instead.
     `overlaid` names the tensors whose weights come from a live model rather than from the checkpoint's files.
-    `engine` is the vLLM version (one of `layers.ENGINES`) that must load the result, and a plan that it cannot load is
+    `engine` is the vLLM version ("0.33", "vllm==0.33.0") that must load the result, and a plan that it cannot load is
     refused. Without it a plan is good when any supported version loads it: `Plan.engines` says which, `notes` why
     others do not. A family that none of them has is planned too, with a note: other programs may read the result.
     A source that is quantized is read dequantized; `allow_requantize` lets its weights go below 8 bits.
     """
     _require_numbers(tp, shard_bytes)
-    if engine is not None and engine not in ENGINES:
-        raise UsageError(f"engine {engine!r} is not known", hint=f"one of {', '.join(ENGINES)}")
+    rules = None if engine is None else engine_named(engine).rules
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
     checkpoint = as_16_bit(checkpoint)
     if checkpoint.computed and any(True for _ in overlaid):
@@ -108,7 +108,7 @@ def make_plan(
     problems += _mixed_groups(decisions.values())
     problems += _incomplete_groups(placements.values())
     blocked = blocked_by_version(decisions.values(), placements)
-    problems += engine_faults(layout, blocked, engine)
+    problems += engine_faults(layout, blocked, rules)
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
     if problems:
         raise PlanError(

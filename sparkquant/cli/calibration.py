@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkquant.cli.shell import Verbs, clean, stop, write
+from sparkquant.cli.shell import Verbs, clean, stop, write, write_json
 
 if TYPE_CHECKING:
     from sparkquant.calibration import CalibrationCheck
@@ -59,7 +59,7 @@ def check(
 
     found = check_calibration(mix, model, rows=rows, tokens=tokens, allow=tuple(allow or ()), show=show)
     if as_json:
-        write(json.dumps(found.as_json(), indent=1, ensure_ascii=False) + "\n")
+        write_json(json.dumps(found.as_json(), indent=1, ensure_ascii=False) + "\n")
     else:
         write(_text(found))
     if not found.ok:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkquant.cli.progress import progress
-from sparkquant.cli.shell import clean, show, stop, write
+from sparkquant.cli.shell import clean, show, stop, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +64,7 @@ def evaluate(
         )
     if as_json:
         document = {"out": out, "source": source, **found.as_json()}
-        write(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     else:
         show(evaluation_text(found, out))
     states = {check.status for check in found.checks}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli.shell import Verbs, clean, stop, write
+from sparkquant.cli.shell import Verbs, clean, stop, write, write_json
 from sparkquant.cli.shell import show as put
 from sparkquant.errors import RecipeError, UsageError
 
@@ -51,7 +51,7 @@ def list_recipes(
     found = [recipe for recipe in found if family is None or family in recipe.families]
     if as_json:
         rows = [{"name": r.name, "summary": r.summary, "families": list(r.families)} for r in found]
-        write(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        write_json(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     else:
         from sparkquant.cli.tables import recipes_text
 

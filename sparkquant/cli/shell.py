@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -155,6 +156,18 @@ def write(text: str) -> None:
     # In pieces: unbuffered streams (PYTHONUNBUFFERED) do not notice that a pipe took only a part of a long text.
     for start in range(0, len(text), PIECE):
         sys.stdout.write(text[start : start + PIECE])
+
+
+def write_json(text: str) -> None:
+    """JSON on stdout. What does not print stands in strings alone, where an escape means the same."""
+    write(text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text))
+
+
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\n]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def stop(code: int) -> NoReturn:

@@ -11,7 +11,7 @@ import typer
 from sparkquant.cli.calibration import AllowOption
 from sparkquant.cli.plans import explained, refuse_target, write_plan
 from sparkquant.cli.progress import progress
-from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, write
+from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, write, write_json
 from sparkquant.errors import UsageError
 
 CHECK_FAILED = 4
@@ -35,7 +35,9 @@ ShardOption = Annotated[
 ]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", metavar="vllm==X", help="Judge by the rules of this vLLM version, and show its kernels."),
+    typer.Option(
+        "--engine", metavar="vllm==X", help="Refuse what this vLLM version cannot load, and show its kernels."
+    ),
 ]
 CapabilityOption = Annotated[
     str | None,
@@ -73,7 +75,6 @@ def plan(
       sparkquant plan Qwen3.5-27B --engine vllm==0.25.1
       sparkquant plan Qwen3.5-27B --explain lm_head
     """
-    from sparkquant.engine.versions import engine_named
     from sparkquant.planning import plan as make
 
     if explain is not None and as_json:
@@ -81,14 +82,13 @@ def plan(
     ranks = parse_ranks(tp)
     if out is not None:
         refuse_target(out, source)
-    rules = engine_named(engine).rules if engine is not None else None
     made = make(
         source,
         recipe,
         method=method,
         tp=ranks,
         shard_bytes=parse_bytes(max_shard_size),
-        engine=rules,
+        engine=engine,
         allow_requantize=allow_requantize,
     )
     if out is not None:
@@ -96,7 +96,7 @@ def plan(
     if explain is not None:
         write(explained(made, explain))
     elif as_json:
-        write(made.to_json())
+        write_json(made.to_json())
     else:
         from sparkquant.cli.tables import plan_text
         from sparkquant.routing import engine_routes
@@ -113,6 +113,7 @@ def quantize(
     recipe: RecipeOption = DEFAULT_RECIPE,
     method: MethodOption = None,
     tp: RanksOption = "",
+    engine: EngineOption = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Discard what an interrupted run left in OUT.partial.")
     ] = False,
@@ -139,6 +140,7 @@ def quantize(
     \b
     Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
+      sparkquant quantize LFM2-8B-A1B -r lfm2-w4a16-conv -o OUT --engine vllm==0.33.0
       sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration rows.json
     """
     from sparkquant.execute import quantize as run
@@ -151,6 +153,7 @@ def quantize(
             out,
             method=method,
             tp=ranks,
+            engine=engine,
             shard_bytes=shard_bytes,
             restart=restart,
             calibration=calibration,
@@ -163,7 +166,7 @@ def quantize(
     totals = made.plan.totals
     if as_json:
         fields = {"out": str(made.out), "plan": made.plan.digest, "totals": totals, "checks": made.report.as_json()}
-        write(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+        write_json(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
         return
     from sparkquant.cli.tables import shell_word, shown_path, size, verdict, warnings
 
@@ -214,7 +217,7 @@ def verify(
             out, source=source, level=level, engine=engine, tp=ranks or (1,), capability=capability, listener=listener
         )
     if as_json:
-        write(report.to_json())
+        write_json(report.to_json())
     else:
         from sparkquant.cli.tables import report_text
 
@@ -247,7 +250,7 @@ def diff(
     with progress() as listener:
         found = compare(a, b, headers=headers, listener=listener)
     if as_json:
-        write(found.to_json())
+        write_json(found.to_json())
         return
     from sparkquant.cli.tables import difference_text
 

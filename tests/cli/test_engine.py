@@ -52,3 +52,13 @@ def test_a_refused_module_is_red(result: Path) -> None:
     assert done.exit_code == 4
     assert "refused" in done.stdout
     assert invoke("verify", result, "--headers", "--capability", "twelve").exit_code == 2
+
+
+def test_quantize_refuses_a_version_that_cannot_load_the_result(tmp_path: Path) -> None:
+    source = build("qwen3_5_text", tmp_path / "source")
+    done = invoke("quantize", source, "-o", tmp_path / "out", "--engine", "vllm==0.25.1")
+    assert done.exit_code == 2
+    assert "the text-only class came later" in done.stderr
+    assert not (tmp_path / "out").exists()
+    made = invoke("quantize", source, "-o", tmp_path / "out", "--engine", "vllm==0.33.0", "--method", "rtn")
+    assert made.exit_code == 0, made.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,10 +14,11 @@ from rich.text import Text
 
 from sparkquant.cli import tables
 from sparkquant.cli.plans import explained
-from sparkquant.cli.shell import clean, show
+from sparkquant.cli.shell import clean, show, write_json
 from sparkquant.errors import CheckpointError, Problem
 from sparkquant.planning import plan
 from sparkquant.report import Check, Report, Status
+from tests.checkpoints import RawTensors, build
 from tests.cli.running import DEMO, invoke
 
 EVIL = "a\x1b[2Jb\nok: 67 pass\u202e\x9b"
@@ -38,6 +40,30 @@ def test_a_report_cannot_move_the_cursor_or_forge_a_line(status: Status, capsys:
         assert "\x1b" not in shown
         assert not any(line.strip().startswith("ok: 67") for line in shown.splitlines())
         assert status in (Status.PASS,) or SPELLED in "".join(line.strip() for line in shown.splitlines())
+
+
+def test_json_spells_out_what_does_not_print_and_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {EVIL: [EVIL, "größe 模型", "\U000e0001\u2028", 0.5]}
+    write_json(json.dumps(given, indent=1, ensure_ascii=False) + "\n")
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == given
+    assert shown.replace("\n", "").isprintable()
+    assert "größe 模型" in shown
+
+
+def test_a_tensor_name_with_controls_is_harmless_in_every_form(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+
+    def rename(_: dict[str, Any], tensors: RawTensors) -> None:
+        tensors[f"model.visual.blocks.0.{EVIL}"] = ("BF16", (1,), b"\0\0")
+
+    build("qwen3_5", folder, change=rename)
+    for arguments in (["verify", folder, "--headers"], ["verify", folder, "--headers", "--json"], ["plan", folder],
+                      ["plan", folder, "--json"], ["diff", folder, DEMO, "--json"]):  # fmt: skip
+        result = invoke(*arguments)
+        shown = result.stdout + result.stderr
+        assert shown
+        assert not {c for c in shown if not c.isprintable()} - {"\n"}, arguments
 
 
 def test_the_last_net_spares_colours_and_line_ends(capsys: pytest.CaptureFixture[str]) -> None:

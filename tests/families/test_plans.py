@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import sparkquant
 from sparkquant import layouts
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.decisions import Plan
@@ -279,11 +280,25 @@ def test_a_family_that_no_version_runs_is_noted(case: str, family: Family) -> No
     assert sum("no supported vLLM version runs this family" in note for note in plan.notes) == 1
 
 
-@pytest.mark.parametrize("engine", ["0.24", "", "latest", "0.33.0"])
+@pytest.mark.parametrize("engine", ["0.24", "", "latest", "sglang==0.5"])
 def test_an_unknown_version_is_a_usage_error(engine: str, family: Family) -> None:
-    with pytest.raises(UsageError, match="is not known") as caught:
+    with pytest.raises(UsageError, match=r"not known|not like") as caught:
         planned(family("lfm2"), load_recipe("lfm2-w4a16"), engine=engine)
-    assert caught.value.hint == "one of 0.25, 0.26, 0.33"
+    assert caught.value.hint.startswith("known: 0.25, 0.26, 0.33")
+
+
+@pytest.mark.parametrize("engine", ["vllm==0.33.0", "0.33.0", "v0.33"])
+def test_a_version_may_be_spelled_as_a_package(engine: str, family: Family) -> None:
+    assert planned(family("lfm2"), load_recipe("lfm2-w4a16-conv"), engine=engine).engines == ("0.33",)
+
+
+def test_quantize_refuses_what_the_engine_cannot_load(family: Family, tmp_path: Path) -> None:
+    for engine in ("vllm==0.25.1", "0.26"):
+        with pytest.raises(PlanError, match="short convolution without a quantization config"):
+            sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine=engine)
+        assert not (tmp_path / "out").exists()
+    made = sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine="vllm==0.33.0")
+    assert made.report.ok
 
 
 @pytest.mark.parametrize("case", ["falcon_h1", "jamba", "mamba2", "qwen4_exp"])

@@ -38,11 +38,17 @@ def _recipe(case: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+UNLOADED = {
+    # The block is stored once and run by several layers. transformers ties its weights between the layers, not what a
+    # quantized module holds besides: later uses keep scales that were never set.
+    "zamba2": "transformers leaves the scales of a block's second use without values",
+}
+"""Results that transformers does not load right although they are whole."""
+
+
 def _served() -> list[Any]:
-    """Every case with something to quantize."""
-    marks = {
-        "zamba2": [pytest.mark.xfail(reason="transformers leaves the scales of a block's second use without values")]
-    }
+    """Every case with something to quantize: all but falcon_mamba, of which the engine takes nothing."""
+    marks = {case: [pytest.mark.xfail(reason=reason, strict=True)] for case, reason in UNLOADED.items()}
     return [pytest.param(c, marks=marks.get(c, []), id=c) for c in CASES if family_of(c) != "falcon_mamba"]
 
 
