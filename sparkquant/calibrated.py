@@ -108,7 +108,7 @@ def _record(
 ) -> dict[str, Any]:
     """Digests, counts and errors: nothing of the text or the ids."""
     return {
-        "method": plan.recipe.method.model_dump(mode="json"),
+        "method": plan.recipe.method.as_json(),
         "calibration": calibration.record(),
         "device": device,
         "dtype": str(dtype).removeprefix("torch."),

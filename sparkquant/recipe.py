@@ -16,6 +16,7 @@ from sparkquant import layouts
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.frozen import Frozen
 from sparkquant.layers import MINIMUM_BITS, PROTECTED, UNPROTECTABLE, LayerClass, Layout
+from sparkquant.methods import OPTIONS, Method
 from sparkquant.positions import Document
 from sparkquant.schemes import GROUP_SIZES, KEEP, SCHEMES, Scheme, make_scheme
 
@@ -128,29 +129,6 @@ class Target(_Strict):
         return tuple(value) if isinstance(value, list) else value
 
 
-CALIBRATED = frozenset({"imatrix", "gptq"})
-"""Methods that look at calibration rows."""
-
-
-class Method(_Strict):
-    """How scales and codes are chosen.
-
-    rtn      the scale of the largest element, codes to nearest
-    mse      the scale of least squared error
-    imatrix  the same, each column weighted by the energy of its input
-    gptq     codes solved against the inputs' second moments; `correction` (0 to 1) is how far the target moves towards
-             the outputs of the source model, which costs a second stream of rows
-    """
-
-    name: Literal["rtn", "mse", "imatrix", "gptq"] = "mse"
-    correction: Annotated[float, Field(ge=0, le=1)] = 0.5
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether it needs calibration rows."""
-        return self.name in CALIBRATED
-
-
 class CalibrationSpec(_Strict):
     """Which rows a calibrated method sees: a shipped mix or a path, how many, and their longest length in tokens."""
 
@@ -227,7 +205,7 @@ class Recipe(_Strict):
             "families": list(self.families),
             "target": self.target.model_dump(mode="json"),
             "schemes": {str(c): spelled(s) for c, s in sorted(self.schemes.items())},
-            "method": self._method_json(),
+            "method": self.method.as_json(),
             **({"calibration": self.calibration.model_dump(mode="json")} if self.method.calibrated else {}),
             "accept": self.accept.model_dump(mode="json", exclude_none=True),
             "overrides": [
@@ -239,13 +217,20 @@ class Recipe(_Strict):
             },
         }
 
-    def _method_json(self) -> dict[str, Any]:
-        return self.method.model_dump(mode="json", exclude=None if self.method.name == "gptq" else {"correction"})
-
-    def with_method(self, name: str) -> Recipe:
-        """The same recipe with another method; RecipeError when there is no such method."""
-        fields = self.as_json() | {"method": {"name": name}, "calibration": self.calibration.model_dump(mode="json")}
+    def with_method(self, method: str | Mapping[str, Any]) -> Recipe:
+        """The same recipe with another method, by name or with options; RecipeError when there is none like it."""
+        if method == self.method.name:
+            return self
+        wanted = _method_fields(method)
+        fields = self.as_json() | {"method": wanted, "calibration": self.calibration.model_dump(mode="json")}
         return parse_recipe(fields, source=self.source, text=self.text, where="--method")
+
+
+def _method_fields(method: str | Mapping[str, Any]) -> Any:
+    """A method as the command line spells it: `gptq`, or `{name: gptq, correction: 0.3}`."""
+    if isinstance(method, str) and method.lstrip().startswith("{"):
+        return Document(method, "--method").value
+    return {"name": method} if isinstance(method, str) else dict(method)
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
@@ -256,6 +241,8 @@ def _known_keys(path: tuple[Any, ...]) -> list[str]:
     if not path:
         return [name for name in Recipe.model_fields if name not in ("source", "text")] + ["extends"]
     model = models.get(str(path[0]))
+    if model is Method:
+        return ["name", *dict.fromkeys(option for options in OPTIONS.values() for option in options)]
     return [field.alias or name for name, field in model.model_fields.items()] if model else []
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from sparkquant.layers import MINIMUM_BITS, PROTECTED, UNPROTECTABLE, LayerClass
+from sparkquant.methods import DELEGATED, NATIVE, OPTIONS
 from sparkquant.recipe import Recipe, scheme_json_schema
 
 
@@ -20,9 +21,7 @@ def recipe_schema() -> dict[str, Any]:
         str(c): scheme_json_schema(bits=least) for c, (least, _) in MINIMUM_BITS.items()
     }
     schema["properties"]["unprotect"]["propertyNames"] = {"enum": [str(c) for c in sorted(UNPROTECTABLE)]}
-    schema["properties"]["method"] = {
-        "anyOf": [{"type": "string", "enum": ["rtn", "mse", "imatrix", "gptq"]}, schema["properties"]["method"]]
-    }
+    schema["properties"]["method"] = _method_schema(schema["$defs"].pop("Method"))
     schema["properties"]["extends"] = {"type": "string", "description": "a shipped recipe to start from"}
     schema["required"] = []
     schema["anyOf"] = [{"required": ["extends"]}, {"required": ["name", "summary", "families", "schemes"]}]
@@ -31,6 +30,21 @@ def recipe_schema() -> dict[str, Any]:
         **schema,
         "title": "sparkquant recipe",
     }
+
+
+def _method_schema(method: dict[str, Any]) -> dict[str, Any]:
+    """A name, or a map with the options of that name."""
+    names, fields = [*NATIVE, *DELEGATED], method["properties"]
+    spelled_out = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, **{option: fields[option] for option in OPTIONS.get(name, ())}},
+            "required": [] if name == fields["name"]["default"] else ["name"],
+            "additionalProperties": False,
+        }
+        for name in names
+    ]
+    return {"description": method["description"], "anyOf": [{"type": "string", "enum": names}, *spelled_out]}
 
 
 def recipe_schema_text() -> str:
