@@ -5,16 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from sparkquant.marlin.noun import Noun
+from sparkquant.marlin.verdict import Outcome
 
 DIALECTS = ("0.25", "0.26", "0.33")
 """Versions of vLLM whose log lines were read."""
-
-
-class Noun(BaseModel):
-    """Base of the values of this package: frozen, and strict about names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Engine(StrEnum):
@@ -55,10 +50,14 @@ class KernelLine(Noun):
 
 
 class Notice(Noun):
-    """A line that is no crash: `id` is one of `log_lines.NOTICES`; `fails` says that no run with it may pass."""
+    """A line that is no crash: `id` is one of `log_lines.NOTICES`; `fails` says that no run with it may pass.
+
+    points  what it speaks for, None where it is only worth knowing
+    """
 
     id: str
     fails: bool
+    points: Outcome | None
     meaning: str
     detail: str
     line: int
@@ -78,14 +77,14 @@ class Fault(Noun):
     """Something that stopped the engine, or part of it.
 
     id       one of `log_lines.FAULTS`: `import`, `illegal-instruction`, `out-of-memory`, `killed`, ...
-    points   what it speaks for: an outcome of `verdict.Outcome`
+    points   what it speaks for
     fatal    the engine ended with it; otherwise it was caught and reported as a warning
-    at       deepest frame of its trace that is no part of torch or the Python library, "" without one
-    trace    whether frames name the place: of a CUDA error they name where the host noticed, not where it happened
+    at       deepest frame of its trace that is no part of torch or the Python library, "" without one; of a CUDA error
+             that is where the host noticed, not where it happened
     """
 
     id: str
-    points: str
+    points: Outcome
     meaning: str
     phase: Phase
     fatal: bool
@@ -131,6 +130,7 @@ class ServerLog(Noun):
     graphs            CUDA graphs were captured
     started           the engine said that its start-up is complete
     requests          a request reached the model
+    runs              starts in this file; the last one is described
     missing           observables that a complete log of a complete run has and this one has not
     truncated         the last line stops in the middle
     """
@@ -165,6 +165,7 @@ class ServerLog(Noun):
     end: End
     truncated: bool
     missing: tuple[str, ...]
+    runs: int
     lines: int
 
     @property

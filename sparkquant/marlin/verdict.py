@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from sparkquant import errors
-from sparkquant.marlin.server_log import Noun
+from sparkquant.marlin.noun import Noun
 
 
 class Outcome(StrEnum):

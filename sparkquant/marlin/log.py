@@ -1,0 +1,303 @@
+"""`read_log`: the log of a server process -> `ServerLog`. Pure: no clock, no machine, no engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sparkquant.engine.versions import engine_named
+from sparkquant.errors import UsageError
+from sparkquant.marlin import log_facts as facts
+from sparkquant.marlin.log_lines import ANSI, FAMILIES, HEADER, KERNELS, NOTICES, PROCESS, SCHEMES, SGLANG_HEADER
+from sparkquant.marlin.log_trace import MAX_TEXT, Trace
+from sparkquant.marlin.server_log import End, Engine, KernelLine, Model, Notice, Phase, ServerLog, Speculation
+
+MAX_LINE = 1 << 16
+"""Characters of a line that are read; vLLM's own longest is about 5,000."""
+MAX_NOTICES = 1000
+
+__all__ = ["ServerLog", "read_log", "read_log_file"]
+
+
+def read_log(lines: Iterable[str]) -> ServerLog:
+    """What the lines say, with or without their line ends. Of several runs in one log, the last is described."""
+    reader = _Reader()
+    cut = ended = False
+    for line in lines:
+        cut, ended = not line.endswith("\n"), ended or line.endswith("\n")
+        reader.feed(line)
+    return reader.finish(truncated=cut and ended)
+
+
+def read_log_file(path: str | os.PathLike[str]) -> ServerLog:
+    """The same from a file of any size. Raises UsageError when it cannot be read."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
+            return read_log(_bounded(file.readline))
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}", hint="pass the file that the server's output went to"
+        ) from None
+
+
+def _bounded(readline: Any) -> Iterator[str]:
+    """Lines, long ones in their first part alone."""
+    while line := readline(MAX_LINE):
+        if not line.endswith("\n"):
+            while (rest := readline(MAX_LINE)) and not rest.endswith("\n"):
+                pass
+            line = line + "\n" if rest else line
+        yield line
+
+
+class _Reader:
+    """The state of one pass over the lines."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.runs = 0
+        self.earlier: Notice | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}
+        self.kernels: list[KernelLine] = []
+        self.notices: list[Notice] = []
+        self.drafts: list[Any] = []
+        self.trace = Trace()
+        self.engine = Engine.UNKNOWN
+        self.phase = Phase.START
+        self.model = Model.MAIN
+        self.seen: set[str] = set()
+
+    def feed(self, line: str) -> None:
+        """One line."""
+        self.number += 1
+        text = ANSI.sub("", line[:MAX_LINE]).rstrip("\r\n")
+        if header := HEADER.match(text):
+            self._restart(text[header.end() :])
+            self.engine = Engine.VLLM
+            self._message(text[header.end() :], header[1], header[2])
+        elif header := SGLANG_HEADER.match(text):
+            message = text[header.end() :]
+            if facts.SGLANG_SIGNS.search(message):
+                self.engine = Engine.SGLANG
+            self._message(message, "INFO" if self.engine is Engine.SGLANG else "", "")
+        else:
+            self._raw(PROCESS.sub("", text, count=1), text)
+
+    def _restart(self, message: str) -> None:
+        """A second start in the same file begins a new run; how the earlier one ended is kept."""
+        if not facts.ARGUMENTS.search(message):
+            return
+        self.runs += 1
+        fatal = next((fault for fault in self.trace.faults() if fault.fatal), None)
+        if self.runs > 1:
+            if fatal is not None:
+                self.earlier = Notice(
+                    id="restarted", fails=True, points=fatal.points, detail=fatal.id, line=fatal.line, text=fatal.text,
+                    meaning="the server had ended with a fault and was started again",
+                )  # fmt: skip
+            self._reset()
+
+    def _raw(self, message: str, whole: str) -> None:
+        """A line without a header: traces, uvicorn, shells, the exit of the process."""
+        if facts.SERVED.search(message):
+            self.seen.add("served")
+        if facts.API_SERVER.search(message):
+            self.seen.add("api")
+        if facts.ORDERLY.search(message) or facts.ORDERLY.search(whole):
+            self.seen.add("orderly")
+        if facts.REQUEST.search(message) and message.lstrip().startswith("INFO:"):
+            self.seen.add("request")
+        self.trace.feed(message, "", "", self.phase, self.number)
+
+    def _message(self, message: str, level: str, file: str) -> None:
+        self._facts(message)
+        if level != "DEBUG":
+            self._kernel(message)
+            self._notice(message)
+        if not message.startswith("Dumping "):
+            self.trace.feed(message, level, file, self.phase, self.number)
+
+    def _kernel(self, message: str) -> None:
+        for row in KERNELS:
+            match = row.pattern.search(message) if row.implied else row.pattern.match(message)
+            if match is None:
+                continue
+            layers = row.layers or match[2]
+            kernel = "Marlin" if row.implied else match[1]
+            found = KernelLine(
+                kernel=kernel, family=row.implied or _family(kernel), scheme=_scheme(layers, kernel), layers=layers,
+                experts=row.experts, model=self.model, implied=bool(row.implied), line=self.number,
+                text=message[:MAX_TEXT],
+            )  # fmt: skip
+            same = ("kernel", "layers", "experts", "model")
+            if not any(all(getattr(k, name) == getattr(found, name) for name in same) for k in self.kernels):
+                self.kernels.append(found)
+            return
+
+    def _notice(self, message: str) -> None:
+        for row in NOTICES:
+            match = row.pattern.search(message)
+            if match is None:
+                continue
+            detail = next((group for group in match.groups() if group), "")
+            known = any((notice.id, notice.detail) == (row.id, detail) for notice in self.notices)
+            if not known and len(self.notices) < MAX_NOTICES:
+                self.notices.append(
+                    Notice(id=row.id, fails=row.fails, points=row.points, meaning=row.meaning, detail=detail,
+                           line=self.number, text=message[:MAX_TEXT])
+                )  # fmt: skip
+            return
+
+    def _facts(self, message: str) -> None:
+        values = self.values
+        if version := facts.VLLM_VERSION.search(message):
+            values["version"] = version[1] or version[2]
+            self.seen |= {"api"} if version[1] else set()
+        if facts.VLLM_CONFIG.search(message):
+            values.update(facts.settings(message, facts.SETTINGS))
+        if given := facts.ARGUMENTS.search(message):
+            self.arguments = facts.arguments(given[1])
+        if given := facts.SGLANG_ARGUMENTS.search(message):
+            values.update(facts.settings(given[1], facts.SGLANG_SETTINGS))
+        if facts.API_SERVER.search(message):
+            self.seen.add("api")
+        if draft := facts.drafting(message, self.number):
+            self.drafts.append(draft)
+        if facts.REQUEST.search(message):
+            self.seen.add("request")
+        if attention := facts.ATTENTION.search(message):
+            values["attention"] = attention[1] or attention[2]
+        if capability := facts.CAPABILITY.search(message):
+            values["capability"] = f"{capability[1]}.{capability[2]}"
+        self._progress(message)
+        self._sizes(message)
+
+    def _progress(self, message: str) -> None:
+        if facts.LOADING.search(message):
+            self.phase = Phase.LOAD
+        if facts.DRAFTER.search(message):
+            self.model = Model.DRAFTER
+            self.seen.add("drafter")
+        if facts.GRAPHS.search(message):
+            self.seen.add("graphs")
+        if facts.STARTED.search(message) or facts.FIRED_UP.search(message):
+            self.phase = Phase.SERVING
+            self.seen.add("started")
+
+    def _sizes(self, message: str) -> None:
+        values = self.values
+        if loaded := facts.LOADED.search(message):
+            values["load_gib"], values["load_seconds"] = float(loaded[1]), float(loaded[2])
+            self.phase, self.model = Phase.WARM_UP, Model.MAIN
+        if loaded := facts.SGLANG_LOADED.search(message):
+            values["load_seconds"], values["load_gib"] = float(loaded[1]), float(loaded[2])
+            self.phase = Phase.WARM_UP
+        if memory := facts.KV_MEMORY.search(message):
+            values["kv_cache_gib"] = float(memory[1])
+        if tokens := facts.KV_TOKENS.search(message) or facts.SGLANG_KV.search(message):
+            values["kv_cache_tokens"] = facts.count(tokens[1])
+        if most := facts.CONCURRENCY.search(message):
+            values["max_model_len"], values["max_concurrency"] = facts.count(most[1]), float(most[2])
+
+    def finish(self, *, truncated: bool) -> ServerLog:
+        """All of it."""
+        values, faults = self.values, self.trace.faults()
+        version = values.get("version", "")
+        dead = any(fault.fatal for fault in faults)
+        end = End.FAILED if dead else End.ORDERLY if "orderly" in self.seen else End.NONE
+        notices = (*((self.earlier,) if self.earlier else ()), *self.notices)
+        return ServerLog(
+            engine=self.engine, version=version, dialect=_dialect(self.engine, version),
+            model=values.get("model", "") or str(self.arguments.get("model", "")),
+            quantization=values.get("quantization", ""), dtype=values.get("dtype", ""),
+            capability=values.get("capability", ""), tensor_parallel=_integer(values.get("tensor_parallel")),
+            arguments=self.arguments, linear_backend=values.get("linear_backend", ""),
+            moe_backend=values.get("moe_backend", ""), eager=self._eager(), graphs="graphs" in self.seen,
+            kernels=tuple(_settled(self.kernels)), notices=notices, faults=faults,
+            load_gib=values.get("load_gib"), load_seconds=values.get("load_seconds"),
+            kv_cache_gib=values.get("kv_cache_gib"), kv_cache_tokens=values.get("kv_cache_tokens"),
+            max_concurrency=values.get("max_concurrency"), max_model_len=_integer(values.get("max_model_len")),
+            speculation=self._speculation(), drafting=tuple(self.drafts), attention=values.get("attention", ""),
+            started=self._started(), requests="request" in self.seen, end=end, truncated=truncated,
+            missing=tuple(self._missing()), runs=max(1, self.runs), lines=self.number,
+        )  # fmt: skip
+
+    def _started(self) -> bool:
+        return "started" in self.seen and ("api" not in self.seen or "served" in self.seen)
+
+    def _eager(self) -> bool | None:
+        told = self.values.get("eager") or self.values.get("no_graphs")
+        return None if told is None else told == "True"
+
+    def _speculation(self) -> Speculation | None:
+        method = self.values.get("method")
+        if method is None:
+            return None
+        tokens = _integer(self.values.get("tokens"))
+        return Speculation(method=method, tokens=tokens, drafter_loaded="drafter" in self.seen)
+
+    def _missing(self) -> Iterator[str]:
+        values = self.values
+        if self.engine is Engine.UNKNOWN:
+            yield "any line of vLLM or SGLang"
+        if "version" not in values:
+            yield "the engine's version"
+        if not self.kernels and values.get("quantization") != "None":
+            yield "a line that names the kernel of a quantized layer"
+        if "load_gib" not in values:
+            yield "the memory that the weights took"
+        if "kv_cache_tokens" not in values:
+            yield "the size of the KV cache"
+        if self._eager() is False and values.get("graph_mode") != "NONE" and "graphs" not in self.seen:
+            yield "the capture of CUDA graphs, which are on"
+        if values.get("method") == "mtp" and "drafter" not in self.seen:
+            yield "the load of the draft head, which is on"
+        if not self._started():
+            yield "the end of the start-up"
+
+
+def _settled(kernels: list[KernelLine]) -> Iterator[KernelLine]:
+    """Without what another line says better: a warning beside a kernel line, a class of experts beside its backend."""
+    for kernel in kernels:
+        others = [k for k in kernels if not k.implied and k is not kernel and k.model == kernel.model]
+        marlin = any(k.family == kernel.family and k.scheme in (kernel.scheme, "mxfp4") for k in others)
+        if kernel.implied and marlin:
+            continue
+        backend = any(k.layers == "WNA16 MoE" for k in others)
+        if kernel.layers == "CompressedTensors MoE" and kernel.family != "marlin" and backend:
+            continue
+        yield kernel
+
+
+def _family(kernel: str) -> str:
+    name = kernel.lower().replace("_", "")
+    found = next((family for family in FAMILIES if family in name or family.replace("-", "") in name), "")
+    return found or ("triton" if name.startswith("compressedtensors") else "other")
+
+
+def _scheme(layers: str, kernel: str) -> str:
+    for text in (layers, kernel):
+        for scheme, pattern in SCHEMES:
+            if pattern.search(text):
+                return scheme
+    return "other"
+
+
+def _dialect(engine: Engine, version: str) -> str:
+    """The spelling of a version; "" where its rules were not read."""
+    if engine is not Engine.VLLM or not version:
+        return ""
+    try:
+        return engine_named(version).rules
+    except UsageError:
+        return ""
+
+
+def _integer(text: Any) -> int | None:
+    return None if text is None else int(text)
