@@ -155,6 +155,11 @@ class StagedCheckpoint:
         """Names of the shards that an earlier run completed and that are still intact."""
         return frozenset(self._done)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """xxh3-128 of every finished shard, as the journal holds it."""
+        return {shard: self._journal.done[shard] for shard in self._done}
+
     def __enter__(self) -> StagedCheckpoint:
         with _usable(self.out):
             _refuse_existing(self.out)

@@ -94,8 +94,9 @@ def _side_files_are_the_sources(source: Path, out: Path) -> None:
             n: d for n, d in found.items() if not n.endswith((".safetensors", ".index.json")) and n != "config.json"
         }
 
-    made = {"sparkquant/plan.json", "sparkquant/recipe.yaml"}
+    made = {"sparkquant/plan.json", "sparkquant/recipe.yaml", "SOURCE_README.md"}
     after = beside(out)
+    assert (out / "SOURCE_README.md").read_bytes() == (source / "README.md").read_bytes()
     assert made <= set(after)
     assert {name: digest for name, digest in after.items() if name not in made} == beside(source)
 
