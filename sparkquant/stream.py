@@ -299,13 +299,13 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
             f"transformers {transformers.__version__} has no class {names}",
             hint="install a transformers release that knows this family",
         )
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model: nn.Module = model_class._from_config(config)
     return model.eval()
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Parameters lose their data as they are registered; buffers keep theirs."""
     register = nn.Module.register_parameter
 
