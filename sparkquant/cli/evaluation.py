@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkquant.cli.progress import progress
+from sparkquant.cli.recording import NoEvidenceOption, Recording
 from sparkquant.cli.shell import clean, show, stop, write_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def evaluate(
     rows: Annotated[int | None, typer.Option("--rows", metavar="N", help="At most N rows and N tasks.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Cut rows to N tokens.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    no_evidence: NoEvidenceOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Measure what quantization lost: KL, exact recall, draft acceptance.
@@ -58,10 +60,13 @@ def evaluate(
     from sparkquant.evaluation import evaluate as measure
     from sparkquant.report import Status
 
+    recording = Recording(out, "evaluate", wanted=not no_evidence)
     with progress() as listener:
         found = measure(
             out, source=source, data=data, tasks=tasks, rows=rows, tokens=tokens, device=device, listener=listener
         )
+    inputs = {"source": source, "data": data, "tasks": tasks, "rows": rows, "tokens": tokens, "device": device}
+    recording.keep(found.as_json(), inputs)
     if as_json:
         document = {"out": out, "source": source, **found.as_json()}
         write_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -11,6 +11,7 @@ import typer
 from sparkquant.cli.calibration import AllowOption
 from sparkquant.cli.plans import explained, refuse_target, write_plan
 from sparkquant.cli.progress import progress
+from sparkquant.cli.recording import NoEvidenceOption, Recording
 from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, write, write_json
 from sparkquant.errors import UsageError
 
@@ -194,6 +195,7 @@ def verify(
     ] = "",
     capability: CapabilityOption = None,
     every: Annotated[bool, typer.Option("--all", help="Say of every check what it proves, passed or not.")] = False,
+    no_evidence: NoEvidenceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a quantized checkpoint: nothing missing, nothing extra, scales sound, config read as meant.
@@ -212,10 +214,14 @@ def verify(
         raise UsageError("--headers reads no tensor, --deep reads all of them", hint="pass one of them")
     ranks = parse_ranks(tp)
     level = "headers" if headers else "deep" if deep else "default"
+    # A check of headers takes no time; the digest that evidence is bound to reads every file.
+    recording = Recording(out, "verify", wanted=not (no_evidence or headers))
     with progress() as listener:
         report = check(
             out, source=source, level=level, engine=engine, tp=ranks or (1,), capability=capability, listener=listener
         )
+    inputs = {"source": source, "level": level, "engine": engine, "tp": list(ranks or (1,)), "capability": capability}
+    recording.keep({"ok": report.ok, "checks": report.as_json()}, inputs)
     if as_json:
         write_json(report.to_json())
     else:
