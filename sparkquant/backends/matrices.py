@@ -9,7 +9,7 @@ from torch import Tensor
 from sparkquant.backends import Unit
 from sparkquant.decisions import Decision
 from sparkquant.errors import NonFiniteWeight
-from sparkquant.numerics.absmax import absmax
+from sparkquant.numerics.magnitude import absmax
 from sparkquant.schemes import Scheme
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sparkquant.backends import Unit
 from sparkquant.backends.matrices import unit_matrices, unit_peaks
-from sparkquant.numerics.absmax import NonFinite
 from sparkquant.numerics.fp8 import Fp8Weights, quantize_fp8_block, quantize_fp8_channel
 from sparkquant.numerics.integer import IntegerWeights, quantize_integer
+from sparkquant.numerics.magnitude import NonFinite
 from sparkquant.numerics.nvfp4 import Nvfp4Weights, global_scale, quantize_nvfp4
 from sparkquant.schemes import Scheme
 

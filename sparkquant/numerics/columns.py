@@ -17,6 +17,7 @@ from torch import Tensor
 from sparkquant.numerics import dispatch
 from sparkquant.numerics.grid import Grid
 from sparkquant.numerics.hessian import Factors
+from sparkquant.numerics.machine import uses_kernels
 
 _BLOCK = 128
 
@@ -111,7 +112,7 @@ def refit(
 
 
 def _compiled(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and dispatch.uses_kernels()
+    return tensor.device.type == "cpu" and uses_kernels()
 
 
 _Array = np.ndarray[Any, Any]

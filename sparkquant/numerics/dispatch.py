@@ -6,7 +6,6 @@ Both engines offer the same functions on a chunk of rows and give the same bytes
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -14,6 +13,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from sparkquant.numerics.machine import thread_count, uses_kernels
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -25,24 +26,10 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def uses_kernels() -> bool:
-    """True when CPU tensors go through numba: it imports and SPARKQUANT_NUMBA is not 0."""
-    return _kernels() is not None
-
-
 def engine(tensor: Tensor) -> ModuleType:
     """The module that computes for this tensor: ``compiled`` or ``reference``."""
-    kernels = _kernels() if tensor.device.type == "cpu" else None
-    return kernels or importlib.import_module("sparkquant.numerics.reference")
-
-
-def _kernels() -> ModuleType | None:
-    if os.environ.get("SPARKQUANT_NUMBA") == "0":
-        return None
-    try:
-        return importlib.import_module("sparkquant.numerics.compiled")
-    except ImportError:
-        return None
+    name = "compiled" if tensor.device.type == "cpu" and uses_kernels() else "reference"
+    return importlib.import_module(f"sparkquant.numerics.{name}")
 
 
 def chunk_elements(tensor: Tensor) -> int:
@@ -66,7 +53,7 @@ def run(work: Callable[[Job], Result], jobs: Iterable[Job], tensor: Tensor) -> l
     Kernels release the GIL and share torch's thread count. Plain torch has its own threads.
     """
     jobs = list(jobs)
-    threads = min(torch.get_num_threads(), len(jobs))
+    threads = min(thread_count(), len(jobs))
     if threads < 2 or tensor.device.type != "cpu" or not uses_kernels():
         return [work(job) for job in jobs]
     with ThreadPoolExecutor(threads, thread_name_prefix="numerics") as pool:

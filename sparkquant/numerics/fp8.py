@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.numerics import dispatch
-from sparkquant.numerics.absmax import refuse_non_finite
+from sparkquant.numerics.magnitude import refuse_non_finite
 
 
 class Fp8Weights(NamedTuple):

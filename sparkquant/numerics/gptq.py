@@ -18,9 +18,10 @@ from sparkquant.numerics.fp8 import Fp8Weights, quantize_fp8_block, quantize_fp8
 from sparkquant.numerics.grid import Grid, float_grid
 from sparkquant.numerics.hessian import Factors
 from sparkquant.numerics.integer import IntegerWeights, quantize_integer
-from sparkquant.numerics.nvfp4 import GROUP, Nvfp4Weights, quantize_nvfp4
-from sparkquant.numerics.reference import asymmetric_limit, symmetric_limit
-from sparkquant.numerics.rounding import E2M1_MAX, E4M3_MAX, e2m1_code, e2m1_value, to_bfloat16, to_e4m3
+from sparkquant.numerics.limits import E2M1_MAX, E4M3_MAX, asymmetric_limit, symmetric_limit
+from sparkquant.numerics.limits import NVFP4_GROUP as GROUP
+from sparkquant.numerics.nvfp4 import Nvfp4Weights, quantize_nvfp4
+from sparkquant.numerics.rounding import e2m1_code, e2m1_value, to_bfloat16, to_e4m3
 
 Tensors = TypeVar("Tensors", IntegerWeights, Nvfp4Weights, Fp8Weights)
 

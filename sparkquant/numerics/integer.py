@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.numerics import dispatch, pack
-from sparkquant.numerics.absmax import refuse_non_finite
+from sparkquant.numerics.magnitude import refuse_non_finite
 
 
 class IntegerWeights(NamedTuple):

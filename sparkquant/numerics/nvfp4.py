@@ -10,16 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparkquant.numerics import dispatch, pack
-from sparkquant.numerics.rounding import BFLOAT16_MAX, E2M1_MAX, E4M3_MAX, e2m1_value
-
-GROUP = 16
-_RANGE = E4M3_MAX * E2M1_MAX
-_GLOBAL_MAX = 2.0**126  # its reciprocal, which engines use, is still a normal float32
+from sparkquant.numerics.limits import BFLOAT16_MAX, NVFP4_RANGE
+from sparkquant.numerics.limits import NVFP4_GROUP as GROUP
+from sparkquant.numerics.limits import global_scale as global_scale
+from sparkquant.numerics.rounding import e2m1_value
 
 
 class Nvfp4Weights(NamedTuple):
@@ -29,23 +27,6 @@ class Nvfp4Weights(NamedTuple):
     """uint8 [N, K / 2]"""
     scale: Tensor
     """float8_e4m3fn [N, K / 16]"""
-
-
-def global_scale(amax: float) -> float:
-    """The float32 divisor 448 * 6 / amax of a tensor, or of tensors that an engine fuses.
-
-    1.0 for an all-zero tensor. Denormal and huge amax give the nearest divisor whose reciprocal
-    and whose largest dequantized value stay finite. Raises ValueError when amax is negative,
-    infinite or NaN.
-    """
-    if not 0.0 <= amax < math.inf:
-        raise ValueError(f"amax must be finite and not negative, got {amax}")
-    if amax == 0.0:
-        return 1.0
-    divisor = np.float32(min(_RANGE / amax, _GLOBAL_MAX))
-    while float(divisor) * BFLOAT16_MAX < _RANGE:
-        divisor = np.nextafter(divisor, np.float32(np.inf))
-    return float(divisor)
 
 
 def quantize_nvfp4(
@@ -101,6 +82,6 @@ def _divisors(global_scale: float | Sequence[float], experts: int) -> list[float
     if len(divisors) != experts:
         raise ValueError(f"{experts} matrices need as many global scales, got {len(divisors)}")
     for divisor in divisors:
-        if not (divisor > 0 and math.isfinite(divisor) and divisor * BFLOAT16_MAX >= _RANGE):
+        if not (divisor > 0 and math.isfinite(divisor) and divisor * BFLOAT16_MAX >= NVFP4_RANGE):
             raise ValueError(f"{divisor} is not a usable NVFP4 global scale (448 * 6 / amax)")
     return divisors

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from sparkquant.numerics import pack
-from sparkquant.numerics.rounding import (
-    BFLOAT16_MAX,
-    E2M1_MAX,
-    E4M3_MAX,
-    divide,
-    e2m1_code,
-    to_e4m3,
-)
+from sparkquant.numerics.limits import E2M1_MAX, E4M3_MAX, asymmetric_limit, fp8_limit, symmetric_limit
+from sparkquant.numerics.rounding import divide, e2m1_code, to_e4m3
 from sparkquant.numerics.search import (
     asymmetric_scale,
     fp8_scale,
@@ -81,16 +75,6 @@ def _asymmetric(groups: Tensor, importance: Tensor | None, bits: int, improve: b
     return scale, zero
 
 
-def symmetric_limit(bits: int) -> float:
-    """The largest scale whose lowest code still dequantizes to a finite bfloat16."""
-    return BFLOAT16_MAX / float(1 << (bits - 1))
-
-
-def asymmetric_limit(bits: int) -> float:
-    """As `symmetric_limit`, for a code minus its zero point."""
-    return BFLOAT16_MAX / float((1 << bits) - 1)
-
-
 def nvfp4(
     x: Tensor,
     packed: Tensor,
@@ -139,11 +123,6 @@ def fp8(
     spread = divisor.repeat_interleave(block[0], 0)[:rows]
     spread = spread.repeat_interleave(block[1], 1)[:, :columns]
     values.copy_(to_e4m3(x.float() / spread))
-
-
-def fp8_limit() -> float:
-    """A scale that times 448 is still a finite bfloat16: half of 2**120."""
-    return 2.0**119
 
 
 def _blocks(x: Tensor, block: tuple[int, int]) -> Tensor:

@@ -8,10 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-E2M1_MAX = 6.0
-E4M3_MAX = 448.0
-BFLOAT16_MAX = float(torch.finfo(torch.bfloat16).max)
-BFLOAT16_EPS = float(torch.finfo(torch.bfloat16).eps)
+from sparkquant.numerics.limits import E2M1_MAX, E4M3_MAX
 
 
 def divide(numerator: Tensor, denominator: float) -> Tensor:

@@ -1,6 +1,6 @@
 """Method mse: the scale of least squared error, among a few, for every format.
 
-The candidate grids of both engines and, below them, the search in plain torch. The squared error
+The search in plain torch; its candidate grids are in ``limits``. The squared error
 won over |e|**p for p = 1.5, 2.4 and 3 and over weighting by magnitude, measured as KL of a trained
 model. A symmetric integer scale may be negative: the two's complement grid has one more code below
 zero than above, and the largest element deserves it.
@@ -11,24 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparkquant.numerics.rounding import (
+from sparkquant.numerics.limits import (
+    ASYMMETRIC_FACTORS,
     BFLOAT16_EPS,
     E2M1_MAX,
     E4M3_MAX,
-    divide,
-    e2m1_magnitude,
-    to_bfloat16,
-    to_e4m3,
+    FP8_FACTORS,
+    NVFP4_AWAY,
+    REFITS,
+    SYMMETRIC_FACTORS,
 )
-
-# Integers: multiples of the scale that just covers the group, then least-squares refits.
-SYMMETRIC_FACTORS = {4: (1.02, 0.98, 0.94, 0.9, 0.86, 0.82, 0.78, 0.74), 8: (1.0, 0.995, 0.99)}
-ASYMMETRIC_FACTORS = {4: (0.97, 0.93, 0.89, 0.85, 0.81, 0.77), 8: (0.998, 0.995, 0.99)}
-REFITS = {4: 2, 8: 1}
-# NVFP4: E4M3 codes away from amax / 6; +5 is close to amax / 4, where the largest code is 4.
-NVFP4_AWAY = (-2, 6)
-# FP8: powers of 2**(1/8). A larger scale moves all mantissas; a factor of 2 would change nothing.
-FP8_FACTORS = tuple(2.0 ** (eighth / 8) for eighth in range(1, 8))
+from sparkquant.numerics.rounding import divide, e2m1_magnitude, to_bfloat16, to_e4m3
 
 _LANES = 16
 _TINY = 2.0**-120
