@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ import yaml
 from torch import Tensor
 
 from sparkquant import version
+from sparkquant.backend_choice import Records, chosen_backend, require_method
 from sparkquant.backends import Backend, Unit
-from sparkquant.backends.native import NativeBackend
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.loading import load_calibration
 from sparkquant.calibration.private_folder import private_folder
@@ -28,6 +28,7 @@ from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
 from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
 from sparkquant.footprint import CHUNK_BYTES
 from sparkquant.hfconfig import result_config
+from sparkquant.methods import DELEGATED
 from sparkquant.planning import SHARD_BYTES, make_plan
 from sparkquant.provenance import kept_name, write_provenance
 from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
@@ -63,7 +64,7 @@ def quantize(
     out: str | os.PathLike[str] | None = None,
     *,
     source: str | os.PathLike[str] | None = None,
-    method: str | None = None,
+    method: str | Mapping[str, Any] | None = None,
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     restart: bool = False,
@@ -78,7 +79,8 @@ def quantize(
     """Quantize `model` by `recipe` into the new folder `out`, verify it, and return what was made.
 
     model    a checkpoint folder, a hub id, or a live torch module (then `source` may name its checkpoint folder)
-    recipe   a shipped name, a YAML file, plain data or a Recipe; `method` (its name) overrides its method
+    recipe   a shipped name, a YAML file, plain data or a Recipe
+    method   a name, or a map with options, instead of the recipe's own
     tp       tensor-parallel sizes that the result must serve
     restart  discard what an interrupted run of another job left in `out`.partial
     calibration, allow   for calibrated methods: a mix, conversations or rows of ids instead of the recipe's mix, and
@@ -104,6 +106,7 @@ def quantize(
         engine=engine,
         allow_requantize=allow_requantize,
     )
+    require_method(chosen)
     found = Source(as_16_bit(found.checkpoint), found.overlay)
     for note in plan.notes:
         listener(Said(note))
@@ -139,6 +142,10 @@ class _Options:
     max_memory: int | None
     listener: Listener
 
+    def of_backend(self) -> dict[str, Any]:
+        """What concerns the backend."""
+        return {"device": self.device, "max_memory": self.max_memory, "listener": self.listener}
+
 
 def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
     listener = options.listener
@@ -152,7 +159,8 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
             listener(Said(f"resuming: {len(staged.finished)} of {len(plan.shards)} shards are done already"))
         beside = sum(path.stat().st_size for path in side_files.values())
         staged.require_space(sum(shard.bytes for shard in todo) + beside)
-        backend, record = stack.enter_context(_backend(plan, source, calibration, job, target, options))
+        chosen = chosen_backend(plan, source, calibration, job, target, **options.of_backend())
+        backend, records = stack.enter_context(chosen)
         names = [name for shard in todo for name in shard.tensors]
         listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
         for shard in todo:
@@ -160,7 +168,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
                 _write_shard(plan, shard.tensors, source, backend, writer, listener)
         listener(Finished("quantize"))
         staged.write_index(stored)
-        _write_side_files(staged, plan, source.checkpoint, side_files, record)
+        _write_side_files(staged, plan, source.checkpoint, side_files, records)
         report = verify(staged.path, source=source.checkpoint.path, listener=listener)
         if not report.ok:
             raise CheckFailed(
@@ -168,7 +176,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
                 hint=f"this is a bug: report it with {staged.path / 'sparkquant' / 'plan.json'}",
                 problems=[Problem(check.id, check.message) for check in report.failed],
             )
-        write_provenance(staged, plan, source.checkpoint.path, report, record)
+        write_provenance(staged, plan, source.checkpoint.path, report, records)
         stack.close()  # the private work folder goes before the result appears
         staged.publish()
     return Quantized(target, plan, Report(str(target), report.checks))
@@ -176,39 +184,11 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
 
 def _forget(job: Any) -> None:
     """Remove the private work folder of a job that `restart` discards."""
-    if isinstance(job, dict) and "calibration" in job:
+    if isinstance(job, dict) and ("calibration" in job or job.get("method") in DELEGATED):
         from sparkquant.calibrated import work_key
 
         with private_folder(work_key(job)):
             pass
-
-
-@contextmanager
-def _backend(
-    plan: Plan,
-    source: Source,
-    calibration: CalibrationSet | None,
-    job: Mapping[str, Any],
-    target: Path,
-    options: _Options,
-) -> Iterator[tuple[Backend, dict[str, Any] | None]]:
-    """The backend of the recipe's method, and the record of its calibration."""
-    if calibration is None:
-        yield NativeBackend(plan.recipe.method.name), None
-        return
-    from sparkquant.calibrated import calibrated_backend
-
-    with calibrated_backend(
-        plan,
-        source,
-        calibration,
-        job,
-        target,
-        device=options.device,
-        max_memory=options.max_memory,
-        listener=options.listener,
-    ) as made:
-        yield made
 
 
 def _job(plan: Plan, source: Source, calibration: CalibrationSet | None) -> dict[str, Any]:
@@ -358,15 +338,15 @@ def _write_side_files(
     plan: Plan,
     checkpoint: Checkpoint,
     side_files: Mapping[str, Path],
-    calibration: Mapping[str, Any] | None,
+    records: Records,
 ) -> None:
     """Everything beside the weights; config.json last, so that nothing loads before the folder is whole."""
     for name, path in side_files.items():
         staged.copy_file(name, path)
     staged.write_text("sparkquant/recipe.yaml", _recipe_text(plan.recipe))
     staged.write_text("sparkquant/plan.json", plan.to_json())
-    if calibration is not None:
-        staged.write_text("sparkquant/calibration.json", json.dumps(calibration, indent=1, ensure_ascii=False) + "\n")
+    for name, record in records.items():
+        staged.write_text(f"sparkquant/{name}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     staged.write_text("config.json", result_config(checkpoint.config, plan))
 
 

@@ -20,6 +20,9 @@ BANDWIDTH_GBPS = {"12.1": 273.0}
 NOT_READ_PER_TOKEN = frozenset({LayerClass.EMBED, LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP})
 """An embedding lookup reads one row, the towers run once per image, the draft head only with speculation."""
 
+NOT_IN_THE_MODEL = frozenset({LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP})
+"""What the text-only class of a family leaves out."""
+
 CHUNK_BYTES = 256 * 2**20
 """A fused 3-D expert tensor is read in slices of whole experts up to this size."""
 
@@ -30,7 +33,8 @@ BASE_BYTES = 256 * 2**20
 class Footprint:
     """Costs of a plan in bytes.
 
-    working_bytes         memory that quantizing needs above the imports: three times the largest unit, and a base
+    working_bytes         memory that quantizing needs above the imports: three times the largest unit, and a base; with
+                          another quantizer also the whole language model
     disk_bytes            free space that the result needs, index and side files excluded
     decode_bytes          weights read for one decoded token (routed experts by their active share, KV cache excluded)
     decode_ceiling_tps    bandwidth / decode_bytes: no decoder without speculation is faster; None for an unknown chip
@@ -60,8 +64,11 @@ def footprint(decisions: Iterable[Decision], layout: Layout, recipe: Recipe) -> 
         elif d.layer_class is LayerClass.EMBED and layout.tied_head:
             decode += d.output_bytes
     bandwidth = BANDWIDTH_GBPS.get(recipe.target.capability)
+    working = 3 * _largest_unit(decisions) + BASE_BYTES
+    if recipe.method.delegated:  # another quantizer holds the whole language model, and works on copies of a block
+        working += sum(source_size(d) for d in decisions if d.layer_class not in NOT_IN_THE_MODEL)
     return Footprint(
-        working_bytes=3 * _largest_unit(decisions) + BASE_BYTES,
+        working_bytes=working,
         disk_bytes=sum(d.output_bytes for d in decisions),
         decode_bytes=round(decode),
         bandwidth_gbps=bandwidth,
@@ -69,12 +76,17 @@ def footprint(decisions: Iterable[Decision], layout: Layout, recipe: Recipe) -> 
     )
 
 
+def source_size(decision: Decision) -> int:
+    """Payload of a decision's source tensor in bytes."""
+    return OutputTensor("", decision.dtype, decision.shape).bytes
+
+
 def _largest_unit(decisions: Iterable[Decision]) -> int:
     """Source bytes that must be in memory together; kept tensors are copied in small pieces and do not count."""
     units: dict[str, int] = defaultdict(int)
     for d in decisions:
         if d.scheme is not None:
-            size = OutputTensor("", d.dtype, d.shape).bytes
+            size = source_size(d)
             one_expert = size // d.experts
             units[d.scale_group] += max(one_expert, min(size, CHUNK_BYTES)) if d.parts else size
     return max(units.values(), default=0)

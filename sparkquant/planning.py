@@ -21,6 +21,7 @@ from sparkquant.footprint import footprint
 from sparkquant.layers import MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
 from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
+from sparkquant.quantizers import quantizer_faults
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
 from sparkquant.requantizing import as_16_bit, explained, record, require_permission
@@ -41,7 +42,7 @@ def plan(
     recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe = "qwen-hybrid-w4a16",
     *,
     source: str | os.PathLike[str] | None = None,
-    method: str | None = None,
+    method: str | Mapping[str, Any] | None = None,
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     engine: str | None = None,
@@ -109,6 +110,7 @@ def make_plan(
     problems += _incomplete_groups(placements.values())
     blocked = blocked_by_version(decisions.values(), placements)
     problems += engine_faults(layout, blocked, rules)
+    problems += quantizer_faults(decisions.values(), layout.family, recipe.method)
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
     if problems:
         raise PlanError(

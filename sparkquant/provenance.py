@@ -30,15 +30,20 @@ def origin_of(folder: Path) -> dict[str, str]:
 
 
 def write_provenance(
-    staged: StagedCheckpoint, plan: Plan, source: Path, report: Report, calibration: Mapping[str, Any] | None
+    staged: StagedCheckpoint, plan: Plan, source: Path, report: Report, records: Mapping[str, Any]
 ) -> None:
-    """Evidence of `quantize` and `verify`; the shards' digests are those of the journal, so no shard is read again."""
+    """Evidence of `quantize` and `verify`, with the backend's `records` of its work.
+
+    The shards' digests are those of the journal, so no shard is read again.
+    """
     digest = checkpoint_digest(staged.path, known=staged.digests)
     inputs = origin_of(source)
     quantized = {"plan": plan.digest, "recipe": plan.recipe.name, "method": plan.recipe.method.name}
     result: dict[str, Any] = {**quantized, "totals": plan.totals, "engines": list(plan.engines)}
-    if calibration is not None:
-        result["calibration"] = calibration["calibration"]
+    if "calibration" in records:
+        result["calibration"] = records["calibration"]["calibration"]
+    if "backend" in records:
+        result["backend"] = records["backend"]["package"]
     checks = {"ok": report.ok, "checks": report.as_json()}
     texts = {
         "quantize": document_of(staged.path, "quantize", result, digest, inputs=inputs),
