@@ -18,7 +18,7 @@ MAX_LINE = 1 << 16
 """Characters of a line that are read; vLLM's own longest is about 5,000."""
 MAX_NOTICES = 1000
 
-__all__ = ["ServerLog", "read_log", "read_log_file"]
+__all__ = ["ServerLog", "kernel_family", "read_log", "read_log_file"]
 
 
 def read_log(lines: Iterable[str]) -> ServerLog:
@@ -131,8 +131,8 @@ class _Reader:
             layers = row.layers or match[2]
             kernel = "Marlin" if row.implied else match[1]
             found = KernelLine(
-                kernel=kernel, family=row.implied or _family(kernel), scheme=_scheme(layers, kernel), layers=layers,
-                experts=row.experts, model=self.model, implied=bool(row.implied), line=self.number,
+                kernel=kernel, family=row.implied or kernel_family(kernel), scheme=_scheme(layers, kernel),
+                layers=layers, experts=row.experts, model=self.model, implied=bool(row.implied), line=self.number,
                 text=message[:MAX_TEXT],
             )  # fmt: skip
             same = ("kernel", "layers", "experts", "model")
@@ -275,7 +275,8 @@ def _settled(kernels: list[KernelLine]) -> Iterator[KernelLine]:
         yield kernel
 
 
-def _family(kernel: str) -> str:
+def kernel_family(kernel: str) -> str:
+    """`MarlinNvFp4LinearKernel`, `BATCHED_MARLIN`, `marlin` -> `marlin`; `other` for a name that says nothing."""
     name = kernel.lower().replace("_", "")
     found = next((family for family in FAMILIES if family in name or family.replace("-", "") in name), "")
     return found or ("triton" if name.startswith("compressedtensors") else "other")

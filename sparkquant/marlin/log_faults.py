@@ -60,6 +60,13 @@ FAULTS = (
         "config/device.py, torch",
     ),
     Line(
+        "capture",
+        _p(r"stream is capturing|during capture|Capture cuda graph failed|cudaErrorStreamCapture\w+"),
+        Outcome.EXECUTION_FAULT,
+        "the capture of CUDA graphs failed",
+        "torch; model_executor/runner/decode_cuda_graph_runner.py",
+    ),
+    Line(
         "cuda-error",
         _p(r"CUDA error: |device-side assert triggered|unspecified launch failure|CUBLAS_STATUS_\w+"),
         Outcome.KERNEL_FAULT,
