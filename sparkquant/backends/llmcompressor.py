@@ -1,11 +1,14 @@
 """llm-compressor: its modifiers on exactly the modules of the plan, its compressors for what is stored.
 
-What it would do by itself is replaced: experts are made Linears before names are resolved, and NVFP4 global scales are
-shared by the plan's groups (its own list knows q/k/v and gate/up, not in_proj_qkv and in_proj_z).
+What it would do by itself is replaced: experts are made Linears before names are resolved, NVFP4 global scales are
+shared by the plan's groups (its own list knows q/k/v and gate/up, not in_proj_qkv and in_proj_z), and norms that store
+their weight less one stay as they are (it would round 1 + w to BF16 and take the 1 off again).
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,17 +36,21 @@ def quantize(work: Work) -> Result:
         for index, targets in enumerate(work.by_scheme().values())
     }
     _share_global_scales(work)
+    _leave_norms()
     work.model.config._name_or_path = work.folder  # it reads the config of a model that it has in memory already
     rows = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row)).long()} for row in work.rows]
+    modifier = _modifier(work, groups)
     oneshot(
         model=work.model,
-        recipe=[_modifier(work, groups)],
+        recipe=[modifier],
         processor=_NoProcessor(),
         pipeline="sequential",
         dataset=DataLoader(rows, batch_size=None),  # type: ignore[arg-type]
     )
     names = [name for name, module in work.model.named_modules() if _is_quantized(module)]
-    return Result(frozenset(names), _stored(work, frozenset(names)))
+    unsolved = sorted(getattr(modifier, "_rtn_fallback_module_names", ()))
+    notes = {"rounded to nearest, their inputs being degenerate": unsolved} if unsolved else {}
+    return Result(frozenset(names), _stored(work, frozenset(names)), notes)
 
 
 class _NoProcessor:
@@ -111,6 +118,12 @@ def _share_global_scales(work: Work) -> None:
             FusionHandler.fuse([(module.weight_observer, module) for module in modules])  # type: ignore[misc]
 
     mixin.fuse_weight_observers = link
+
+
+def _leave_norms() -> None:
+    """Only AWQ and SmoothQuant need norms in another form, and they are not offered."""
+    entrypoint: Any = importlib.import_module("llmcompressor.entrypoints.oneshot")
+    entrypoint.norm_calibration_context = lambda model: contextlib.nullcontext()  # noqa: ARG005
 
 
 def _is_quantized(module: nn.Module) -> bool:
