@@ -4,6 +4,7 @@
     tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
     calibration.py  calibration check           plans.py     plan --out and --explain
+    reporting.py  report
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli import evaluation, verbs
+from sparkquant.cli import evaluation, reporting, verbs
 from sparkquant.cli.calibration import calibration
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
@@ -44,6 +45,7 @@ app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
 app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
 app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
+app.command(short_help="Show what is known of checkpoints.")(reporting.report)
 app.command(short_help="Compare checkpoints, plans or recipes.")(verbs.diff)
 app.add_typer(recipes)
 app.add_typer(calibration)

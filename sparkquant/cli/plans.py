@@ -32,8 +32,8 @@ def refuse_target(out: Path, source: str) -> None:
             raise UsageError(f"{out} exists already, and is no plan", hint=hint) from None
 
 
-def write_plan(out: Path, text: str) -> None:
-    """Write beside the target, then rename: there is never half a plan."""
+def write_file(out: Path, text: str) -> None:
+    """Write beside the target, then rename: there is never half a file."""
     part: str | None = None
     try:
         handle, part = tempfile.mkstemp(prefix=f".{out.name[:100]}.", suffix=".part", dir=out.parent)

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparkquant.errors import Problem, SparkquantError, UsageError
+from sparkquant.printable import clean as clean
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -83,15 +84,6 @@ def _interrupts() -> Iterator[list[int]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def clean(text: object) -> str:
-    """Foreign text (names, messages, paths) on one line: what does not print is spelled out, like `\\x1b`.
-
-    A name in a checkpoint must not move the cursor, forge a line or reverse the reading direction.
-    """
-    given = str(text)
-    return given if given.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in given)
 
 
 def _told(error: SparkquantError) -> str:

@@ -14,7 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sparkquant.cli.shell import clean
+from sparkquant.printable import clean
+from sparkquant.printable import size as size
 from sparkquant.report import Status
 
 if TYPE_CHECKING:
@@ -37,15 +38,6 @@ STYLES = {
 }
 
 _ORDER = (Status.PASS, Status.SKIPPED, Status.INCONCLUSIVE, Status.WARN, Status.FAIL)
-
-
-def size(count: float) -> str:
-    """Bytes with a binary unit: `18.12 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:,.2f} GiB"
 
 
 def parameters(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sparkquant.cli.calibration import AllowOption
-from sparkquant.cli.plans import explained, refuse_target, write_plan
+from sparkquant.cli.plans import explained, refuse_target, write_file
 from sparkquant.cli.progress import progress
 from sparkquant.cli.recording import NoEvidenceOption, Recording
 from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, write, write_json
@@ -93,7 +93,7 @@ def plan(
         allow_requantize=allow_requantize,
     )
     if out is not None:
-        write_plan(out, made.to_json())
+        write_file(out, made.to_json())
     if explain is not None:
         write(explained(made, explain))
     elif as_json:
