@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkquant.measured import Quality
 from sparkquant.printable import size
-from sparkquant.reporting.measured import Quality
 from sparkquant.reporting.palette import DASHES, MARKERS, STAND_INS, scheme_color, series
 from sparkquant.reporting.sheet import Sheet
 from sparkquant.reporting.svg import drawn, figure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sparkquant.measured import Quality
 from sparkquant.printable import size
 from sparkquant.reporting.charts import HEIGHT, WIDTH, chart, color, letter, measured, short
-from sparkquant.reporting.measured import Quality
 from sparkquant.reporting.palette import MARKERS, series
 from sparkquant.reporting.sheet import Sheet
 from sparkquant.reporting.svg import figure

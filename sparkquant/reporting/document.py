@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sparkquant.contents import OUTSIDE, Contents
 from sparkquant.printable import clean, size
 from sparkquant.reporting.charts import bytes_chart, called
 from sparkquant.reporting.charts_compared import paired_table, tradeoff_chart
 from sparkquant.reporting.charts_quality import acceptance_chart, histogram_chart, layers_chart, positions_chart
-from sparkquant.reporting.contents import OUTSIDE, Contents
 from sparkquant.reporting.palette import scheme_codes, scheme_color
 from sparkquant.reporting.sheet import Sheet
 from sparkquant.reporting.tables import Chart, Table

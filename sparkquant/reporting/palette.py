@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparkquant.reporting.contents import KEPT
+from sparkquant.contents import KEPT
 
 LIGHT: Mapping[str, str] = {
     "page": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "link": "#0a58ca",

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkquant.checkpoint import read_json
+from sparkquant.contents import Contents, contents_of
 from sparkquant.errors import CheckpointError, UnsupportedFormat, UsageError
 from sparkquant.events import Listener, ignore
 from sparkquant.evidence import PLAN, Evidence, Freshness, checkpoint_digest, read
+from sparkquant.measured import Measured, Quality, parsed
 from sparkquant.printable import clean
 from sparkquant.report import Status
-from sparkquant.reporting.contents import Contents, contents_of
-from sparkquant.reporting.measured import Measured, Quality, parsed
 from sparkquant.source import local_path
 from sparkquant.verification.subject import Subject, open_checkpoint, readable
 
