@@ -1,4 +1,4 @@
-"""What `quantize` says of its own result before it appears: evidence of the work and of the checks that it passed."""
+"""What `quantize` says of its own result before it appears: evidence of the work and of its checks, and the card."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkquant.card import card_text
 from sparkquant.decisions import Plan
-from sparkquant.evidence import CARD, FOLDER, checkpoint_digest, document_of
+from sparkquant.evidence import CARD, FOLDER, checkpoint_digest, document_of, read
 from sparkquant.report import Report
 from sparkquant.writer import StagedCheckpoint
 
@@ -51,3 +52,4 @@ def write_provenance(
     }
     for verb, text in texts.items():
         staged.write_text(f"{FOLDER}/{verb}.json", text)
+    staged.write_text(CARD, card_text(staged.path, read(staged.path, digest=digest), digest))
