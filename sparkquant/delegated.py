@@ -118,7 +118,7 @@ def _run(folder: Path, quantizer: Quantizer, device: str, listener: Listener) ->
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # the libraries take a GPU where they see one
-    command = [sys.executable, "-m", "sparkquant.delegate", str(folder)]
+    command = [sys.executable, "-P", "-m", "sparkquant.delegate", str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, text=True
     ) as child:
