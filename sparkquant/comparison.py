@@ -5,16 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkquant.changes import (
+    ClassChange,
+    Held,
+    QualityChange,
+    bytes_of,
+    class_changes,
+    held_by_contents,
+    held_by_plan,
+    held_by_recipes,
+    quality_change,
+)
 from sparkquant.checkpoint import Checkpoint, read_json
+from sparkquant.contents import contents_of
 from sparkquant.decisions import PLAN_FORMAT
-from sparkquant.errors import CheckpointError, UsageError
+from sparkquant.errors import CheckpointError, UnsupportedFormat, UsageError
 from sparkquant.events import Advanced, Finished, Listener, Started, ignore
+from sparkquant.planning import plan
 from sparkquant.recipe_files import load_recipe, recipe_names
+from sparkquant.verification.subject import Subject
 
 PIECE = 2**20
 """Bytes read at once; one buffer of that size is all that comparing weights needs."""
@@ -35,18 +49,34 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """All changes from `a` to `b`; `kind` says what was compared, `compared` how far: what equality here means."""
+    """All changes from `a` to `b`; `kind` says what was compared, `compared` how far: what equality here means.
+
+    classes  every layer class on either side; empty where a checkpoint is of an unknown family or format
+    bytes    of all tensors, before and after; None where a side has none (a recipe without a source)
+    quality  what `evaluate` recorded in two checkpoints; None where nothing is recorded
+    """
 
     kind: str
     a: str
     b: str
     changes: tuple[Change, ...]
     compared: str = ""
+    classes: tuple[ClassChange, ...] = ()
+    bytes: tuple[int | None, int | None] = (None, None)
+    quality: QualityChange | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        changes = [change.as_json() for change in self.changes]
-        return {"kind": self.kind, "a": self.a, "b": self.b, "compared": self.compared, "changes": changes}
+        return {
+            "kind": self.kind,
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "bytes": {"before": self.bytes[0], "after": self.bytes[1]},
+            "classes": [change.as_json() for change in self.classes],
+            "quality": None if self.quality is None else self.quality.as_json(),
+            "changes": [change.as_json() for change in self.changes],
+        }
 
     def to_json(self) -> str:
         """Stable text."""
@@ -54,12 +84,18 @@ class Difference:
 
 
 def diff(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], *, headers: bool = False, listener: Listener = ignore
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    headers: bool = False,
+    source: str | os.PathLike[str] | None = None,
+    listener: Listener = ignore,
 ) -> Difference:
     """Compare two checkpoint folders, two plan files (`plan --json`) or two recipes (name or YAML file).
 
     Checkpoints are compared by names, dtypes, shapes, configs and the bytes of every tensor and side file; with
-    `headers` no weight and no side file is read. How tensors are spread over files is not compared.
+    `headers` no weight and no side file is read, nor is quality, whose records are bound to the bytes. How tensors are
+    spread over files is not compared. With `source`, a checkpoint to plan for, recipes are compared by their plans too.
     Raises UsageError for unlike kinds and for JSON files that are no plans.
     """
     kind, other = _kind(a), _kind(b)
@@ -67,13 +103,38 @@ def diff(
         raise UsageError(f"{a} is a {kind}, {b} is a {other}", hint="compare two checkpoints, two plans or two recipes")
     if headers and kind != "checkpoint":
         raise UsageError(f"headers are of checkpoints, {a} is a {kind}", hint="leave --headers out")
+    if source is not None and kind != "recipe":
+        raise UsageError(f"a source is for recipes, {a} is a {kind}", hint="leave --source out")
     if kind == "checkpoint":
-        changes, compared = _checkpoints(a, b, headers, listener)
-    elif kind == "plan":
-        changes, compared = _plans(Path(a), Path(b)), "everything in the plans"
-    else:
-        changes, compared = _changes(_recipe(load_recipe(a).as_json()), _recipe(load_recipe(b).as_json())), "all keys"
-    return Difference(kind, str(a), str(b), tuple(changes), compared)
+        return _checkpoints(a, b, headers, listener)
+    if kind == "plan":
+        before, after = read_plan(Path(a)), read_plan(Path(b))
+        return _by_class(
+            kind, a, b, _plans(before, after), "everything in the plans", [_planned(before), _planned(after)]
+        )
+    recipes = load_recipe(a), load_recipe(b)
+    found, compared = _changes(*(_recipe(recipe.as_json()) for recipe in recipes)), "all keys"
+    if source is None:
+        held = held_by_recipes(*recipes)
+        return _by_class(kind, a, b, found, compared, held)
+    plans = [_planned(plan(source, recipe).as_json()) for recipe in recipes]
+    return _by_class(kind, a, b, found, f"{compared}, and what they make of {source}", plans)
+
+
+_HeldBy = Mapping[str, Sequence[Held]]
+
+
+def _by_class(
+    kind: str, a: Any, b: Any, changes: Sequence[Change], compared: str, held: Sequence[_HeldBy],
+    quality: QualityChange | None = None,
+) -> Difference:  # fmt: skip
+    before, after = held
+    sizes = bytes_of(before), bytes_of(after)
+    return Difference(kind, str(a), str(b), tuple(changes), compared, class_changes(before, after), sizes, quality)
+
+
+def _planned(plan: Mapping[str, Any]) -> dict[str, tuple[Held, ...]]:
+    return held_by_plan(plan["classes"])
 
 
 def _kind(item: str | os.PathLike[str]) -> str:
@@ -136,8 +197,7 @@ def _recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_flat(rest, ""), **named}
 
 
-def _plans(a: Path, b: Path) -> list[Change]:
-    before, after = read_plan(a), read_plan(b)
+def _plans(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     found = _changes(_summary(before), _summary(after))
     notes = before["notes"], after["notes"]
     found += [Change("note", note, None) for note in notes[0] if note not in notes[1]]
@@ -176,14 +236,29 @@ def _digest_of(value: Any) -> str:
     return f"sha256 {hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]}"
 
 
-def _checkpoints(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], headers: bool, listener: Listener
-) -> tuple[list[Change], str]:
+def _checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str], headers: bool, listener: Listener) -> Difference:
     sides = Checkpoint.open(a, strict=False), Checkpoint.open(b, strict=False)
     found = _changes(*(_headers(side) for side in sides))
-    if headers:
-        return found, "headers and configs only: no weight was read"
-    before, after = sides
+    compared, quality = "headers and configs only: no weight was read", None
+    if not headers:
+        found += _bytes(*sides, listener)
+        compared = "headers, configs, and the bytes of every tensor and side file"
+        quality = quality_change(sides[0].path, sides[1].path, listener=listener)
+    held = [_held(side) for side in sides]
+    return _by_class("checkpoint", a, b, found, compared, held if all(held) else ({}, {}), quality)
+
+
+def _held(side: Checkpoint) -> dict[str, tuple[Held, ...]]:
+    """Classes of a checkpoint; nothing for one whose quantization nobody reads."""
+    try:
+        return held_by_contents(contents_of(Subject(side, None)))
+    except UnsupportedFormat:
+        return {}
+
+
+def _bytes(before: Checkpoint, after: Checkpoint, listener: Listener) -> list[Change]:
+    """Tensors of one dtype and shape whose bytes differ, and side files."""
+    found = []
     pairs = [(h, after.tensors[n]) for n, h in before.tensors.items() if n in after.tensors]
     pairs = [(h, t) for h, t in pairs if (h.dtype, h.shape) == (t.dtype, t.shape)]
     files = {h.name: (before.path / h.shard, after.path / t.shard) for h, t in pairs}
@@ -203,7 +278,7 @@ def _checkpoints(
         digests = (_digest(before.path / name), _digest(after.path / name))
         if digests[0] != digests[1]:
             found.append(Change(name, f"bytes xxh3 {digests[0]}", f"bytes xxh3 {digests[1]}"))
-    return found, "headers, configs, and the bytes of every tensor and side file"
+    return found
 
 
 def _headers(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The command line: thin, and the only place that prints. Results go to stdout, progress and errors to stderr.
 
-    shell.py      exit codes and streams       verbs.py     plan, quantize, verify, diff
+    shell.py      exit codes and streams       verbs.py     plan, quantize, verify
     tables.py     results as text              recipes.py   recipes ls/show/copy/lint/schema
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
     calibration.py  calibration check           plans.py     plan --out and --explain
-    reporting.py  report
+    reporting.py  report                        comparison.py  diff and its tables
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli import evaluation, reporting, verbs
+from sparkquant.cli import comparison, evaluation, reporting, verbs
 from sparkquant.cli.calibration import calibration
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
@@ -46,7 +46,7 @@ app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantiz
 app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
 app.command(short_help="Show what is known of checkpoints.")(reporting.report)
-app.command(short_help="Compare checkpoints, plans or recipes.")(verbs.diff)
+app.command(short_help="Compare checkpoints, plans or recipes.")(comparison.diff)
 app.add_typer(recipes)
 app.add_typer(calibration)
 

@@ -21,7 +21,6 @@ from sparkquant.report import Status
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sparkquant.comparison import Difference
     from sparkquant.decisions import Plan
     from sparkquant.engine.routing import Routes
     from sparkquant.recipe import Recipe
@@ -239,30 +238,6 @@ def _finding(check: Check) -> str:
             )
         lines += map(clean, check.tensors)
     return "\n".join(lines)
-
-
-def difference_text(difference: Difference) -> Iterator[RenderableType]:
-    """One line per change: `+` is only in b, `-` only in a, `~` in both."""
-    count = len(difference.changes)
-    yield Text(
-        clean(f"{difference.kind} {difference.a} -> {difference.b}")
-        + f": {count or 'no'} difference{'s' * (count != 1)}",
-        "bold",
-    )
-    yield Text(f"compared: {difference.compared}", "dim")
-    for change in difference.changes:
-        if change.before is None:
-            yield Text(clean(f"+ {change.what}: {_value(change.after)}"), "green")
-        elif change.after is None:
-            yield Text(clean(f"- {change.what}: {_value(change.before)}"), "red")
-        else:
-            yield Text(clean(f"~ {change.what}: {_value(change.before)} -> {_value(change.after)}"))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_value(inner)}" for key, inner in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def recipes_text(recipes: Iterable[Recipe]) -> Table:

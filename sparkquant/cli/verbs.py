@@ -230,34 +230,3 @@ def verify(
         show(report_text(report, every=every, routes=bool(engine or ranks or capability)))
     if not report.ok:
         stop(CHECK_FAILED)
-
-
-def diff(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="A checkpoint folder, plan file or recipe.", show_default=False)
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one, of the same kind.", show_default=False)],
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Checkpoints by names, dtypes, shapes and config: no weight is read.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """List what differs between two checkpoints, two plans (`plan --out`) or two recipes.
-
-    Checkpoints are read whole: every tensor's bytes are compared, unless
-    --headers is given, which compares headers only.
-
-    \b
-    Example:
-      sparkquant diff qwen-hybrid-w4a16 qwen-hybrid-w4a16-head
-    """
-    from sparkquant.comparison import diff as compare
-
-    with progress() as listener:
-        found = compare(a, b, headers=headers, listener=listener)
-    if as_json:
-        write_json(found.to_json())
-        return
-    from sparkquant.cli.tables import difference_text
-
-    show(difference_text(found), soft_wrap=True)

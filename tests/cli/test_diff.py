@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from sparkquant import evidence
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.comparison import diff
+from sparkquant.comparison import Difference, diff
 from sparkquant.errors import UsageError
 from sparkquant.planning import plan
 from tests.cli.running import DEMO, invoke
@@ -107,5 +109,107 @@ def test_checkpoints_with_other_side_files_differ(tmp_path: Path) -> None:
     assert [change.what for change in diff(DEMO, tmp_path / "other").changes] == ["tokenizer_config.json"]
 
 
-def test_headers_are_of_checkpoints() -> None:
+def test_headers_are_of_checkpoints_and_sources_of_recipes() -> None:
     assert invoke("diff", "qwen-hybrid-fp8", "qwen-hybrid-fp8", "--headers").exit_code == 2
+    refused = invoke("diff", DEMO, DEMO, "--source", DEMO)
+    assert refused.exit_code == 2
+    assert "a source is for recipes" in refused.stderr
+
+
+# By class, in bytes, in quality
+
+
+def changed(found: Difference) -> dict[str, tuple[str, str]]:
+    return {
+        change.layer_class: (
+            ", ".join(held.scheme for held in change.before),
+            ", ".join(held.scheme for held in change.after),
+        )
+        for change in found.classes
+        if change.changed
+    }
+
+
+def test_recipes_differ_by_class() -> None:
+    found = diff("qwen-hybrid-w4a16", "qwen-hybrid-w4a16-head")
+    assert changed(found) == {"lm_head": ("keep", "w4a16 g128")}
+    assert found.bytes == (None, None)
+    assert changed(diff("qwen-hybrid-fp8", "qwen-hybrid-fp8-mtp")) == {"mtp": ("keep", "fp8_block")}
+
+
+def test_recipes_are_compared_by_what_they_make_of_a_source() -> None:
+    found = diff("qwen-hybrid-w4a16", "qwen-hybrid-w4a16-head", source=DEMO)
+    plans = [plan(DEMO, name) for name in ("qwen-hybrid-w4a16", "qwen-hybrid-w4a16-head")]
+    assert found.bytes == tuple(made.totals["output_bytes"] for made in plans)
+    assert changed(found) == {"lm_head": ("keep", "w4a16 g128")}
+    text = invoke("diff", "qwen-hybrid-w4a16", "qwen-hybrid-w4a16-head", "--source", DEMO).stdout
+    assert re.search(r"^lm_head +keep +w4a16 g128 +1\.00 MiB +264\.02 KiB +-74.2%$", text, re.MULTILINE)
+    assert re.search(r"^total +5\.19 MiB +4\.44 MiB +-14\.3%$", text, re.MULTILINE)
+
+
+def test_plans_differ_by_class_and_bytes(tmp_path: Path) -> None:
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path, recipe in zip(paths, ("qwen-hybrid-w4a16", "qwen-hybrid-nvfp4a16-mlp"), strict=True):
+        path.write_text(plan(DEMO, recipe).to_json(), encoding="utf-8")
+    found = diff(*paths)
+    assert changed(found)["mlp.down"] == ("w4a16 g128", "nvfp4a16")
+    assert changed(found)["attention.out"] == ("w4a16 g128", "keep")
+    assert None not in found.bytes
+    for key in ("before", "after"):
+        listed = json.loads(invoke("diff", *paths, "--json").stdout)
+        assert sum(held["bytes"] for row in listed["classes"] for held in row[key]) == listed["bytes"][key]
+
+
+def test_checkpoints_differ_by_class(quantized: Path) -> None:
+    found = diff(DEMO, quantized)
+    stored = [
+        sum(header.bytes for header in Checkpoint.open(side, strict=False).tensors.values())
+        for side in (DEMO, quantized)
+    ]
+    assert found.bytes == tuple(stored)
+    assert set(changed(found).values()) == {("16-bit", "w4a16 g128")}
+    assert found.quality is None
+    text = invoke("diff", DEMO, quantized).stdout
+    assert "more (--all or --json lists them)" in text
+    assert len(invoke("diff", DEMO, quantized, "--all").stdout.splitlines()) > len(text.splitlines())
+
+
+def evaluated(folder: Path, original: Path, rows: list[float], data: str = "same") -> Path:
+    """A copy of a result with a record of `evaluate`."""
+    shutil.copytree(original, folder)
+    result = {
+        "rows": len(rows), "tokens": 100, "data": data, "kl_mean": sum(rows) / len(rows), "kl_se": 0.001, "kl_p99": 0.2,
+        "kl_rows": rows, "top1": 0.9, "nll": {"source": 1.5, "result": 1.52},
+        "recall": {"tasks": 4, "source": 3, "result": 2, "lost": 1},
+        "acceptance": {"edit": {"source": [0.7, 0.4], "result": [0.6, 0.3]}}, "drafts": {"edit": 100},
+    }  # fmt: skip
+    evidence.record(folder, "evaluate", result)
+    return folder
+
+
+def test_quality_is_compared_row_by_row(quantized: Path, tmp_path: Path) -> None:
+    a = evaluated(tmp_path / "a", quantized, [0.02, 0.08, 0.05])
+    b = evaluated(tmp_path / "b", quantized, [0.01, 0.07, 0.03])
+    found = diff(a, b).quality
+    assert found is not None
+    assert found.paired is not None
+    assert found.paired.mean == pytest.approx(-0.04 / 3)
+    assert found.paired.se == pytest.approx(0.01 / 3)
+    assert found.numbers["first_draft"] == (0.6, 0.6)
+    text = invoke("diff", a, b).stdout
+    assert "-0.01333 ± 0.00333" in text
+    assert "over 3 rows" in text
+
+
+def test_quality_that_cannot_be_compared_says_why(quantized: Path, tmp_path: Path) -> None:
+    a = evaluated(tmp_path / "a", quantized, [0.02, 0.08])
+    other = evaluated(tmp_path / "other", quantized, [0.02, 0.08], data="another")
+    assert "different rows" in diff(a, other).quality.why  # type: ignore[union-attr]
+    bare = diff(a, quantized).quality
+    assert bare is not None
+    assert (bare.paired, bare.numbers["kl_mean"]) == (None, (0.05, None))
+    assert "out: not evaluated" in bare.why
+    with (a / "config.json").open("a", encoding="utf-8") as file:
+        file.write(" ")
+    assert "its record is stale" in invoke("diff", a, other).stdout
+    assert diff(a, other, headers=True).quality is None

@@ -98,6 +98,7 @@ VERBS = [
     ["quantize"],
     ["verify"],
     ["evaluate"],
+    ["report"],
     ["diff"],
     ["recipes"],
     ["calibration"],
