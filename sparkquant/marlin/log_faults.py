@@ -14,6 +14,23 @@ def _p(text: str, flags: int = 0) -> re.Pattern[str]:
 
 FAULTS = (
     Line(
+        "guard",
+        _p(r"This kernel only supports sm\d+"),
+        Outcome.KERNEL_FAULT,
+        "a kernel holds its body for another chip alone, and traps on this one",
+        "csrc/cutlass_extensions/common.hpp of vLLM; Avarok-Cybersecurity/dgx-vllm#9",
+    ),
+    Line(
+        "cutlass",
+        _p(
+            r"cutlass_gemm_caller|[Cc]utlass (?:error|GEMM).{0,80}Error Internal"
+            r"|\bgemm on sm1\d\d\b.{0,40}Error Internal"
+        ),
+        Outcome.KERNEL_FAULT,
+        "CUTLASS refused at run time: mostly machine code built for another member of the family",
+        "vllm#43367, vllm#40758, vllm#30163",
+    ),
+    Line(
         "illegal-instruction",
         _p(r"an illegal instruction was encountered|cudaErrorIllegalInstruction"),
         Outcome.KERNEL_FAULT,
@@ -174,6 +191,7 @@ DEAD = re.compile(
 """The engine is gone; the cause is in other lines."""
 EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt|Exit|Unauthorized))(?::|$)")
 TERMINATED = re.compile(
+    r"^This kernel only supports sm\d+|"
     r"^\s{0,8}what\(\): |^terminate called|^Killed$|Out of memory: Killed|oom-kill|^Segmentation fault"
     r"|^Fatal Python error|^\S{1,60}: error: |^\[rank\d{1,4}\]:\[E"
 )
