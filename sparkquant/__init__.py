@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkquant.evaluation import Evaluation, evaluate, paired
     from sparkquant.execute import Quantized, quantize
     from sparkquant.planning import plan
+    from sparkquant.publishing import Publication, publish
     from sparkquant.recipe import Recipe
     from sparkquant.recipe_files import load_recipe
     from sparkquant.report import Check, Report
@@ -30,6 +31,7 @@ _HOMES = {
     "Check": "report",
     "Evaluation": "evaluation",
     "Plan": "decisions",
+    "Publication": "publishing",
     "Quantized": "execute",
     "Recipe": "recipe",
     "Report": "report",
@@ -39,6 +41,7 @@ _HOMES = {
     "load_recipe": "recipe_files",
     "paired": "evaluation",
     "plan": "planning",
+    "publish": "publishing",
     "quantize": "execute",
     "verify": "verification.gate",
 }
@@ -47,6 +50,7 @@ __all__ = [
     "Check",
     "Evaluation",
     "Plan",
+    "Publication",
     "Quantized",
     "Recipe",
     "Report",
@@ -56,6 +60,7 @@ __all__ = [
     "load_recipe",
     "paired",
     "plan",
+    "publish",
     "quantize",
     "verify",
     "version",

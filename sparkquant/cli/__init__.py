@@ -17,6 +17,7 @@ import typer
 
 from sparkquant.cli import comparison, evaluation, reporting, verbs
 from sparkquant.cli.calibration import calibration
+from sparkquant.cli.publishing import publish
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
 
@@ -47,6 +48,7 @@ app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
 app.command(short_help="Show what is known of checkpoints.")(reporting.report)
 app.command(short_help="Compare checkpoints, plans or recipes.")(comparison.diff)
+app.command(short_help="Upload a checkpoint with card and evidence.")(publish)
 app.add_typer(recipes)
 app.add_typer(calibration)
 

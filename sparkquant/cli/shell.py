@@ -58,7 +58,7 @@ class Verbs(TyperGroup):
             except (KeyboardInterrupt, Exception) as error:
                 if isinstance(error, typer.Exit) or not (interrupts or isinstance(error, KeyboardInterrupt)):
                     raise
-                resumable = ctx.invoked_subcommand == "quantize"
+                resumable = ctx.invoked_subcommand in ("quantize", "publish")
                 _complain("interrupted" + ("\nhint: the same command goes on where it stopped" if resumable else ""))
                 raise typer.Exit(INTERRUPTED) from None
 
