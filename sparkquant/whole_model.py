@@ -6,7 +6,6 @@ the dtype that the checkpoint stores. What is not in it is copied from the sourc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,6 @@ from sparkquant.layers import Layout
 from sparkquant.live import live_view
 from sparkquant.stream import parameters_on_meta
 from sparkquant.weights import StoredWeights
-
-_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<part>\w+)")
-
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -118,8 +114,8 @@ def linears(decisions: Sequence[Mapping[str, Any]], model: nn.Module, layout: La
             for expert in range(decision["experts"]):
                 for part in decision["parts"]:
                     yield position, Linear(tensor, f"{parent}.{expert}.{part}", f"{live}.{expert}.{part}")
-        elif state[key].dim() == 3 and (match := _EXPERT.fullmatch(module)):
-            yield position, Linear(tensor, module, f"{key.rpartition('.')[0]}.{match['index']}.{match['part']}")
+        elif state[key].dim() == 3:
+            yield position, Linear(tensor, module, _expert_name(key, state[key], view))
         elif state[key].shape != view.shape:
             lost.append(Problem(tensor, f"is only a part of {key} in the live model"))
         else:
@@ -127,6 +123,15 @@ def linears(decisions: Sequence[Mapping[str, Any]], model: nn.Module, layout: La
     if lost:
         what = f"{type(model).__name__} has no Linear for {len(lost)} matrices of the plan"
         raise CheckpointError(what, hint="use a native method: rtn, mse, imatrix, gptq", problems=lost)
+
+
+def _expert_name(key: str, stacked: Tensor, view: Tensor) -> str:
+    """The name of an expert's matrix, from where it lies in the stacked tensor."""
+    place = (view.data_ptr() - stacked.data_ptr()) // stacked.element_size()
+    expert, inside = divmod(place, stacked[0].numel())
+    experts, _, leaf = key.rpartition(".")
+    part = {"gate_up_proj": "up_proj" if inside else "gate_proj"}.get(leaf, leaf)
+    return f"{experts}.{expert}.{part}"
 
 
 class _Expert(nn.Module):

@@ -61,8 +61,8 @@ def _is_quantized(module: nn.Module) -> bool:
 def _share_global_scales(work: Work, found: dict[str, nn.Module]) -> None:
     """Its exporter knows the fused groups of some classes; here every group of the plan takes its largest magnitude."""
     for group in work.by_scale_group().values():
-        if group[0].scheme.name == "nvfp4a16":
-            quantizers: list[Any] = [found[t.live].weight_quantizer for t in group if t.live in found]
+        quantizers: list[Any] = [found[t.live].weight_quantizer for t in group if t.live in found]
+        if group[0].scheme.name == "nvfp4a16" and quantizers:
             peak = torch.stack([quantizer.amax.float().max() for quantizer in quantizers]).max()
             for quantizer in quantizers:
                 quantizer.amax = peak.to(quantizer.amax.device).reshape(quantizer.amax.shape)
