@@ -116,6 +116,8 @@ class _Reader:
         self.trace.feed(message, "", "", self.phase, self.number)
 
     def _message(self, message: str, level: str, file: str) -> None:
+        if message.startswith("Received request "):
+            return  # it quotes a prompt, which may hold any of these lines
         self._facts(message)
         if level != "DEBUG":
             self._kernel(message)
