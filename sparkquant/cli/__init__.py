@@ -5,6 +5,7 @@
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
     calibration.py  calibration check           plans.py     plan --out and --explain
     reporting.py  report                        comparison.py  diff and its tables
+    diagnosis.py  diagnose, doctor
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -15,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli import comparison, evaluation, reporting, verbs
+from sparkquant.cli import comparison, diagnosis, evaluation, reporting, verbs
 from sparkquant.cli.calibration import calibration
 from sparkquant.cli.publishing import publish
 from sparkquant.cli.recipes import recipes
@@ -28,7 +29,7 @@ Exit codes:
   2    usage, recipe or plan error
   3    the checkpoint cannot be read or is not supported
   4    a check failed
-  5    a package or device is missing
+  5    a package or device is missing, or at fault
   6    stopped, and the same command goes on (disk full)
   7    inconclusive: something could not be measured
   130  interrupted; quantize goes on with the same command"""
@@ -46,6 +47,8 @@ app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
 app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
 app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
+app.command(short_help="Find out why a server prints garbage.")(diagnosis.diagnose)
+app.command(short_help="Show what this machine will really run.")(diagnosis.doctor)
 app.command(short_help="Show what is known of checkpoints.")(reporting.report)
 app.command(short_help="Compare checkpoints, plans or recipes.")(comparison.diff)
 app.command(short_help="Upload a checkpoint with card and evidence.")(publish)
