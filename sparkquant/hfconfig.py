@@ -11,9 +11,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from sparkquant.decisions import Plan
+from sparkquant.decisions import Decision
 from sparkquant.layers import LayerClass, Layout
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK, Scheme
 
@@ -23,6 +23,16 @@ COMPRESSED_TENSORS_VERSION = "0.19.0"
 _LAYER_PATH = re.compile(r"(?P<region>.*?)\blayers\.(?P<layer>\d+)\.(?P<suffix>.+)$")
 _EXPERTS = re.compile(r"(?P<path>(?:.+\.)?experts)\.(?:\d+\.)?\w+")
 _NUMBER = re.compile(r"\{n(?:\+(\d+))?\}")
+
+
+class Decided(Protocol):
+    """What a config is written from: a plan, or the modules of a finished checkpoint."""
+
+    @property
+    def decisions(self) -> Mapping[str, Decision]: ...
+
+    @property
+    def layout(self) -> Layout: ...
 
 
 @dataclass
@@ -51,7 +61,7 @@ class _Suffix:
         return spelled[0] if len(spelled) == 1 else f"(?:{'|'.join(spelled)})"
 
 
-def _suffixes(plan: Plan) -> tuple[dict[tuple[bool, tuple[str, ...], str], _Suffix], dict[str, str]]:
+def _suffixes(plan: Decided) -> tuple[dict[tuple[bool, tuple[str, ...], str], _Suffix], dict[str, str]]:
     """Module paths below the layers, and the Linears outside any layer with their scheme label."""
     found: dict[tuple[bool, tuple[str, ...], str], _Suffix] = {}
     top: dict[str, str] = {}
@@ -105,7 +115,7 @@ def _patterns(suffixes: Iterable[_Suffix], label: str, layout: Layout, *, exclud
     return patterns
 
 
-def _arguments(scheme: Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def scheme_arguments(scheme: Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Weight and activation arguments as compressed-tensors spells them."""
     if scheme.is_integer:
         width = {"strategy": "group", "group_size": scheme.group_size}
@@ -125,7 +135,7 @@ def _arguments(scheme: Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
     return {"num_bits": 8, **base, **blocks, "dynamic": False}, grouped
 
 
-def quantization_config(plan: Plan) -> dict[str, Any] | None:
+def quantization_config(plan: Decided) -> dict[str, Any] | None:
     """The `quantization_config` of a plan; None when the plan quantizes nothing."""
     schemes = {d.scheme.label: d.scheme for d in plan.decisions.values() if d.scheme is not None}
     if not schemes:
@@ -137,7 +147,7 @@ def quantization_config(plan: Plan) -> dict[str, Any] | None:
         scheme = schemes[label]
         targets = _patterns(suffixes.values(), label, plan.layout, exclude_mtp=bool(mtp_labels))
         targets += [rf"re:.*{re.escape(module)}$" for module, has in sorted(top.items()) if has == label]
-        weights, activations = _arguments(scheme)
+        weights, activations = scheme_arguments(scheme)
         groups[f"group_{index}"] = {
             "targets": targets,
             "weights": weights,
@@ -173,7 +183,7 @@ def ignore_list(
     return ignore + _patterns(kept, "keep", layout, exclude_mtp=mtp_quantized)
 
 
-def result_config(source: Mapping[str, Any], plan: Plan) -> str:
+def result_config(source: Mapping[str, Any], plan: Decided) -> str:
     """config.json of the result: every field of the source in its order, and the quantization_config."""
     fields = dict(source)
     block = quantization_config(plan)

@@ -21,6 +21,7 @@ from sparkquant.live import live_view
 from sparkquant.stream import parameters_on_meta
 from sparkquant.weights import StoredWeights
 
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """One matrix that a plan quantizes: the tensor of the checkpoint that holds it, and its name in a live model."""
