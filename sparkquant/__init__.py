@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkquant.comparison import diff
+    from sparkquant.conversion import Converted, convert
     from sparkquant.decisions import Plan
     from sparkquant.errors import SparkquantError
     from sparkquant.evaluation import Evaluation, evaluate, paired
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Check": "report",
+    "Converted": "conversion",
     "Evaluation": "evaluation",
     "Plan": "decisions",
     "Publication": "publishing",
@@ -36,6 +38,7 @@ _HOMES = {
     "Recipe": "recipe",
     "Report": "report",
     "SparkquantError": "errors",
+    "convert": "conversion",
     "diff": "comparison",
     "evaluate": "evaluation",
     "load_recipe": "recipe_files",
@@ -48,6 +51,7 @@ _HOMES = {
 
 __all__ = [
     "Check",
+    "Converted",
     "Evaluation",
     "Plan",
     "Publication",
@@ -55,6 +59,7 @@ __all__ = [
     "Recipe",
     "Report",
     "SparkquantError",
+    "convert",
     "diff",
     "evaluate",
     "load_recipe",

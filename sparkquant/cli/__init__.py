@@ -18,6 +18,7 @@ import typer
 
 from sparkquant.cli import comparison, diagnosis, evaluation, reporting, verbs
 from sparkquant.cli.calibration import calibration
+from sparkquant.cli.conversion import convert
 from sparkquant.cli.publishing import publish
 from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
@@ -50,6 +51,7 @@ app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
 app.command(short_help="Find out why a server prints garbage.")(diagnosis.diagnose)
 app.command(short_help="Show what this machine will really run.")(diagnosis.doctor)
 app.command(short_help="Show what is known of checkpoints.")(reporting.report)
+app.command(short_help="Repair a checkpoint of another producer.")(convert)
 app.command(short_help="Compare checkpoints, plans or recipes.")(comparison.diff)
 app.command(short_help="Upload a checkpoint with card and evidence.")(publish)
 app.add_typer(recipes)
