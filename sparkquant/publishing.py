@@ -34,6 +34,9 @@ COMMANDS = {
     "bench": "sparkquant bench {out}",
 }
 
+ALONE_BYTES = 2**20
+"""Files from this size on are sent one by one before the commit, which carries the small ones."""
+
 
 @dataclass(frozen=True)
 class Publication:
@@ -198,7 +201,8 @@ def _sent(
     before = hub.tree(parent)
     listener(Started("upload", found.bytes))
     for name, addition in additions.items():
-        hub.send(addition)
+        if found.files[name] >= ALONE_BYTES or name.endswith(".safetensors"):
+            hub.send(addition)
         listener(Advanced("upload", found.files[name], name))
     if state_of(folder) != dict(seen):
         raise CheckpointError(f"{folder} was changed while it was sent", hint="run the verbs and this command again")
