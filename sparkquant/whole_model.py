@@ -136,14 +136,19 @@ def _expert_name(key: str, stacked: Tensor, view: Tensor) -> str:
 
 
 class _Expert(nn.Module):
-    def __init__(self, gate_up: Tensor, down: Tensor, act_fn: Any) -> None:
+    """One expert, with or without a gate."""
+
+    def __init__(self, into: Tensor, down: Tensor, act_fn: Any, *, gated: bool) -> None:
         super().__init__()
-        gate, up = gate_up.chunk(2, dim=0)
-        self.gate_proj, self.up_proj, self.down_proj = _linear(gate), _linear(up), _linear(down)
+        gate, up = into.chunk(2, dim=0) if gated else (None, into)
+        self.gate_proj = None if gate is None else _linear(gate)
+        self.up_proj, self.down_proj = _linear(up), _linear(down)
         self.act_fn = act_fn
 
     def forward(self, hidden: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
+        up = self.up_proj(hidden)
+        inner = self.act_fn(up) if self.gate_proj is None else self.act_fn(self.gate_proj(hidden)) * up
+        down: Tensor = self.down_proj(inner)
         return down
 
 
@@ -158,8 +163,10 @@ class SplitExperts(nn.ModuleList):
     """Stacked experts as one Linear each, over the same memory: quantizers look for Linears by name."""
 
     def __init__(self, stacked: Any) -> None:
-        pairs = zip(stacked.gate_up_proj.data, stacked.down_proj.data, strict=True)
-        super().__init__(_Expert(gate_up, down, stacked.act_fn) for gate_up, down in pairs)
+        gated = hasattr(stacked, "gate_up_proj")
+        into = stacked.gate_up_proj if gated else stacked.up_proj
+        pairs = zip(into.data, stacked.down_proj.data, strict=True)
+        super().__init__(_Expert(matrix, down, stacked.act_fn, gated=gated) for matrix, down in pairs)
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Each token through its experts, weighted."""
@@ -174,9 +181,9 @@ class SplitExperts(nn.ModuleList):
 
 
 def split_experts(model: nn.Module) -> None:
-    """Replace every module of stacked gate, up and down matrices."""
+    """Replace every module of stacked expert matrices."""
     for name, module in list(model.named_modules()):
-        gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
-        if isinstance(gate_up, nn.Parameter) and isinstance(down, nn.Parameter) and gate_up.dim() == 3:
+        into = getattr(module, "gate_up_proj", getattr(module, "up_proj", None))
+        if isinstance(into, nn.Parameter) and into.dim() == 3 and isinstance(module.down_proj, nn.Parameter):
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, SplitExperts(module))
