@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
-from sparkquant.errors import EnvironmentMissing
+from sparkquant.marlin.client import GREEDY, NOT_A_NUMBER, Client, at_once
 from sparkquant.marlin.noun import Noun
 
 PROMPTS = (
@@ -37,38 +37,29 @@ class Answer(Noun):
     error: str
 
 
-def served_model(url: str, client: httpx.Client) -> str:
-    """The name of the model behind a URL. Raises EnvironmentMissing when no server answers there."""
-    try:
-        answer = client.get(f"{url}/v1/models")
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise EnvironmentMissing(
-            f"{url}: no OpenAI-compatible server answers ({type(error).__name__})",
-            hint="pass the address without /v1, like http://localhost:8000",
-        ) from None
-
-
 def ask(url: str, *, concurrency: int, prompts: Sequence[str] = PROMPTS, max_tokens: int = MAX_TOKENS) -> list[Answer]:
-    """All prompts, greedy, so many at a time. A request that fails is an answer with an `error`."""
-    base = url.rstrip("/").removesuffix("/v1")
-    with httpx.Client(timeout=TIME_LIMIT) as client:
-        model = served_model(base, client)
+    """All prompts as text, greedy, so many at a time. A request that fails is an answer with an `error`.
+
+    Text, not token ids: the tokenizer of somebody else's server is not at hand. Raises EnvironmentMissing when no
+    server answers.
+    """
+    with Client(url, limit=TIME_LIMIT) as server, httpx.Client(timeout=TIME_LIMIT, trust_env=False) as http:
+        address, model = f"{server.url}/v1/completions", server.model
 
         def one(index: int) -> Answer:
-            return _complete(client, base, model, index, prompts[index], max_tokens)
+            return _complete(http, address, model, index, prompts[index], max_tokens)
 
-        with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(one, range(len(prompts))))
+        return at_once(one, range(len(prompts)), concurrency)
 
 
-def _complete(client: httpx.Client, base: str, model: str, index: int, prompt: str, max_tokens: int) -> Answer:
+def _complete(http: httpx.Client, address: str, model: str, index: int, prompt: str, max_tokens: int) -> Answer:
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1}
     try:
-        reply = client.post(f"{base}/v1/completions", json={**body, "return_token_ids": True})
-        if reply.status_code == 400:  # a server that refuses fields it does not know
-            reply = client.post(f"{base}/v1/completions", json=body)
+        reply = http.post(address, json={**body, **GREEDY, "return_token_ids": True})
+        if reply.status_code in (400, 422):  # a server that refuses fields it does not know
+            reply = http.post(address, json=body)
+        if reply.status_code != 200 and NOT_A_NUMBER in reply.text:
+            return Answer(prompt=index, text="", token_ids=(), logprobs=(math.nan,), finish_reason="", error="")
         reply.raise_for_status()
         choice = reply.json()["choices"][0]
         told = choice.get("logprobs") or {}
