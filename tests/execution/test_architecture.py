@@ -32,7 +32,7 @@ MAY_SEE = {
     "checkpoint": "errors schemes",
     "reading": "errors schemes checkpoint",
     "methods": "",
-    "quantizers": "errors schemes layouts methods decisions",
+    "quantizers": "errors schemes layers layouts methods decisions",
     "recipe": "errors frozen schemes layers layouts positions methods",
     "recipe_files": "errors schemes layers layouts positions recipe",
     "writer": "errors schemes checkpoint journal",
