@@ -15,8 +15,8 @@ from sparkquant.decisions import Decision, Plan
 from sparkquant.errors import UsageError
 from sparkquant.layers import LayerClass
 
-BATCH_POSITIONS = 2 * 4096
-"""Positions in flight: a batch of both streams."""
+CPU_BATCH, DEVICE_BATCH = 2048, 16384
+"""Positions that run together: few on a CPU, where a small batch stays near the caches."""
 
 STATES_PER_POSITION = 12
 """Hidden-sized and intermediate-sized tensors that a block holds for a batch, roughly."""
@@ -62,6 +62,11 @@ class MemoryPlan:
         return asdict(self)
 
 
+def batch_tokens(device: str) -> int:
+    """Positions of a batch."""
+    return CPU_BATCH if device.startswith("cpu") else DEVICE_BATCH
+
+
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
@@ -81,7 +86,7 @@ def memory_plan(
         "block_bytes": max((_block_bytes(block, dtype) for block in blocks), default=0),
         "statistics_bytes": max((_statistics_bytes(block) for block in layers.values()), default=0),
         "solving_bytes": max((_solving_bytes(d) for d in plan.decisions.values() if d.scheme), default=0),
-        "batch_bytes": BATCH_POSITIONS * STATES_PER_POSITION * width * dtype.itemsize,
+        "batch_bytes": batch_tokens(device) * STATES_PER_POSITION * width * dtype.itemsize,
         "rows_bytes": 4 * sum(lengths) * width * dtype.itemsize,
     }
     for spill in (False, True):

@@ -1,58 +1,77 @@
-"""Hidden states of all calibration rows between two blocks, in files of the private work folder.
+"""States of all calibration rows at one place of the model, in files of the private work folder.
 
-The stream `quantized` runs through the blocks as they will be stored, `full` (if any) through the source's. Mapped
-files cost no memory that the kernel could not take back, and are what an interrupted run starts from again.
+Files are read and written batch by batch: they cost the memory of one batch, and are what an interrupted run starts
+from again.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparkquant.stream import Batch
+
+class RowFile:
+    """One file of [B, L, width] per batch, in a floating dtype. `shapes` are (B, L)."""
+
+    def __init__(self, path: Path, shapes: Sequence[tuple[int, int]], width: int, dtype: torch.dtype) -> None:
+        self._shapes = [(*shape, width) for shape in shapes]
+        self._dtype = dtype
+        self._starts = [0]
+        for shape in self._shapes:
+            self._starts.append(self._starts[-1] + math.prod(shape) * dtype.itemsize)
+        self._path = path
+        path.touch(mode=0o600)
+
+    def read(self, batch: int) -> Tensor:
+        """The states of a batch, in memory of their own."""
+        size = self._starts[batch + 1] - self._starts[batch]
+        raw = np.fromfile(self._path, dtype=np.uint8, count=size, offset=self._starts[batch])
+        return torch.from_numpy(raw).view(self._dtype).view(self._shapes[batch])
+
+    def write(self, batch: int, states: Tensor) -> None:
+        """Store the states of a batch."""
+        raw = states.detach().to("cpu", self._dtype).contiguous().view(torch.uint8)
+        with self._path.open("r+b") as file:
+            file.seek(self._starts[batch])
+            file.write(raw.numpy().data)
+
+    def sync(self) -> None:
+        """Wait until the file is on the disk."""
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 class RowStore:
-    """States in front of a block: [B, L, H] per batch and stream. Generation g + 1 is written while g is read."""
+    """States in front of a block, per batch and stream. Generation g + 1 is written while g is read.
+
+    The stream `quantized` runs through the blocks as they will be stored, `full` (if any) through the source's.
+    """
 
     def __init__(
-        self, folder: Path, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, streams: Sequence[str]
+        self, folder: Path, shapes: Sequence[tuple[int, int]], width: int, dtype: torch.dtype, streams: Sequence[str]
     ) -> None:
-        self._folder, self._streams = folder, streams
-        self._shapes = list(shapes)
-        self._starts = [0]
-        for shape in self._shapes:
-            self._starts.append(self._starts[-1] + math.prod(shape))
-        self._dtype = dtype
-        self._maps = {g: {name: self._map(g, name) for name in streams} for g in (0, 1)}
-
-    @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return 2 * len(self._streams) * self._starts[-1] * self._dtype.itemsize
-
-    def _map(self, generation: int, stream: str) -> Tensor:
-        path = self._folder / f"rows-{generation}-{stream}.bin"
-        return torch.from_file(str(path), shared=True, size=max(1, self._starts[-1]), dtype=self._dtype)
-
-    def _view(self, generation: int, stream: str, batch: int) -> Tensor:
-        span = self._maps[generation % 2][stream][self._starts[batch] : self._starts[batch + 1]]
-        return span.view(self._shapes[batch])
+        self._streams = streams
+        self._files = {
+            (g, name): RowFile(folder / f"rows-{g}-{name}.bin", shapes, width, dtype)
+            for g in (0, 1)
+            for name in streams
+        }
 
     def read(self, generation: int, stream: str, batch: int) -> Tensor:
-        """States of one batch, as a view of the file."""
-        return self._view(generation, stream, batch)
+        """States of one batch."""
+        return self._files[generation % 2, stream].read(batch)
 
     def write(self, generation: int, stream: str, batch: int, states: Tensor) -> None:
         """Store states of one batch."""
-        self._view(generation, stream, batch).copy_(states)
+        self._files[generation % 2, stream].write(batch, states)
 
-    def start(self, batches: Sequence[Batch]) -> None:
-        """Every stream begins with the embedded rows, as generation 0."""
-        for index, batch in enumerate(batches):
-            for stream in self._streams:
-                self.write(0, stream, index, batch.hidden)
+    def sync(self, generation: int) -> None:
+        """Make a generation durable: the state that names it comes after."""
+        for stream in self._streams:
+            self._files[generation % 2, stream].sync()

@@ -1,7 +1,6 @@
 """What the inputs of a block's Linears look like: hooks that fill one Hessian per fusion group while rows run through.
 
-The streams go through the source block in one batch, quantized-so-far rows first, full-precision rows (if any) behind
-them: every hook sees the same token of either stream at once.
+The streams run one after the other: quantized-so-far rows first, full-precision rows (if any) behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ from sparkquant.errors import CheckpointError
 from sparkquant.layers import Layout
 from sparkquant.live import live_view
 from sparkquant.numerics.hessian import Hessian
+
+
+class Enough(Exception):
+    """Everything that this pass is for was seen."""
+
 
 MakeHessian = Callable[[str, int], Hessian]
 
@@ -69,64 +73,71 @@ def sites(block: nn.Module, prefix: str, decisions: Sequence[Decision], layout: 
 
 
 class Collector:
-    """Hessians of all groups of a block, filled by hooks while `collecting` is open.
+    """Hessians of the sites of one stage, filled by hooks while `collecting` is open.
 
-    `batch` sets which positions [B, L] of the running batch are no padding; `broken` [B] then tells which of its rows
-    gave values that are not finite.
+    For every batch: `batch(valid)`, one run per stream, then `add`. A run stops with `Enough` at the last site.
+    `broken` [B] tells which rows of the batch gave values that are not finite.
     """
 
-    def __init__(self, sites: Sequence[Site], make: MakeHessian, streams: int) -> None:
+    def __init__(self, sites: Sequence[Site], make: MakeHessian) -> None:
         self.hessians: dict[str, Hessian] = {}
         self.experts: dict[str, ExpertInputs] = {}
         self.valid = self.broken = torch.zeros(0, dtype=torch.bool)
         self._sites = sites
         self._make = make
-        self._streams = streams
+        self._seen: dict[str, list[tuple[Tensor, ...]]] = {}
 
     def batch(self, valid: Tensor) -> None:
-        """The next run is about these positions."""
+        """The next runs are about these positions [B, L]: True is no padding."""
         self.valid, self.broken = valid, torch.zeros(valid.shape[0], dtype=torch.bool, device=valid.device)
+        self._seen = {}
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Hooks are in place inside."""
-        handles = [
-            site.module.register_forward_pre_hook(self._expert_hook(site) if site.is_experts else self._hook(site))
-            for site in self._sites
-        ]
+        handles = [site.module.register_forward_pre_hook(self._hook(site)) for site in self._sites]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _tokens(self, inputs: Tensor) -> Tensor:
-        """Which positions of a stream count: no padding, and finite in every stream."""
-        parts = inputs.reshape(-1, inputs.shape[-1]).chunk(self._streams)
-        fine = torch.stack([part.isfinite().all(-1) for part in parts]).all(0)
-        wanted = self.valid.reshape(-1)
-        self.broken |= (wanted & ~fine).view(self.valid.shape).any(-1)
-        return wanted & fine
-
-    def _parts(self, inputs: Tensor, tokens: Tensor) -> list[Tensor]:
-        """[tokens, K] of every stream."""
-        return [part[tokens] for part in inputs.reshape(-1, inputs.shape[-1]).chunk(self._streams)]
-
     def _hook(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def add(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
-            parts = self._parts(args[0], self._tokens(args[0]))
-            if site.group not in self.hessians:
-                self.hessians[site.group] = self._make(site.group, parts[0].shape[-1])
-            self.hessians[site.group].add(*parts)
-
-        return add
-
-    def _expert_hook(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def keep(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
-            inputs = self.experts.setdefault(site.group, ExpertInputs([[] for _ in range(self._streams)]))
-            tokens = self._tokens(args[0])
-            for kept, part in zip(inputs.streams, self._parts(args[0], tokens), strict=True):
-                kept.append(part)
-            inputs.chosen.append(self._parts(args[1], tokens)[0])
+            runs = self._seen.setdefault(site.group, [])
+            runs.append(args[:2] if site.is_experts else args[:1])
+            if all(len(self._seen.get(other.group, ())) >= len(runs) for other in self._sites):
+                raise Enough
 
         return keep
+
+    def add(self) -> None:
+        """Take what the runs of this batch saw into the statistics, stream by stream of the same tokens."""
+        for site in self._sites:
+            runs = self._seen.get(site.group, [])
+            if not runs:
+                continue
+            streams = [run[0].reshape(-1, run[0].shape[-1]) for run in runs]
+            tokens = self._tokens(streams)
+            parts = streams if tokens is None else [stream[tokens] for stream in streams]
+            if not site.is_experts:
+                if site.group not in self.hessians:
+                    self.hessians[site.group] = self._make(site.group, parts[0].shape[-1])
+                self.hessians[site.group].add(*parts)
+                continue
+            inputs = self.experts.setdefault(site.group, ExpertInputs([[] for _ in parts]))
+            for kept, part in zip(inputs.streams, parts, strict=True):
+                kept.append(part)
+            chosen = runs[0][1].reshape(-1, runs[0][1].shape[-1])
+            inputs.chosen.append(chosen if tokens is None else chosen[tokens])
+        self._seen = {}
+
+    def _tokens(self, streams: Sequence[Tensor]) -> Tensor | None:
+        """Which positions count: no padding, and finite in every stream. None: all of them."""
+        wanted = self.valid.reshape(-1)
+        # One number that is not finite makes the sum not finite; looking at each is several times slower.
+        if all(bool(stream.sum(dtype=torch.float32).isfinite()) for stream in streams):
+            return None if bool(wanted.all()) else wanted
+        fine = torch.stack([stream.isfinite().all(-1) for stream in streams]).all(0)
+        self.broken |= (wanted & ~fine).view(self.valid.shape).any(-1)
+        return wanted & fine

@@ -126,11 +126,20 @@ class StreamedModel:
         """Live name of a block, e.g. `model.language_model.layers.3`."""
         return f"{self._decoder_name}.layers.{index}"
 
-    def embed(self, rows: Sequence[Sequence[int]], *, tokens: int = 4096) -> list[Batch]:
-        """Everything in front of the first block, for rows of ids, grouped by length."""
+    @property
+    def width(self) -> int:
+        """H, the width of hidden states."""
+        width: int = self._decoder.config.hidden_size
+        return width
+
+    def embed(self, rows: Sequence[Sequence[int]], *, tokens: int = 4096) -> Iterator[Batch]:
+        """Everything in front of the first block, for rows of ids, in the batches of `group_rows`."""
         groups = group_rows([len(row) for row in rows], tokens=tokens)
-        with self.loaded(self._decoder, self._decoder_name, self._by_layer[None], skip="layers."), torch.no_grad():
-            return [self._embed(group, [rows[index] for index in group]) for group in groups]
+        with self.loaded(self._decoder, self._decoder_name, self._by_layer[None], skip="layers."):
+            for group in groups:
+                with torch.no_grad():
+                    batch = self._embed(group, [rows[index] for index in group])
+                yield batch
 
     def _embed(self, indices: tuple[int, ...], rows: Sequence[Sequence[int]]) -> Batch:
         longest = max(len(row) for row in rows)
@@ -156,8 +165,7 @@ class StreamedModel:
     def _arguments(self, index: int, shape: tuple[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a block for [B, L] rows; masks and positions depend on nothing else."""
         if shape not in self._calls:
-            width = self._decoder.config.hidden_size
-            blank = torch.zeros(*shape, width, dtype=self.dtype, device=self.device)
+            blank = torch.zeros(*shape, self.width, dtype=self.dtype, device=self.device)
             with torch.no_grad():
                 self._calls[shape] = self._record(inputs_embeds=blank)[1]
         return self._calls[shape][index]

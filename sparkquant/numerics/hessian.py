@@ -20,66 +20,63 @@ CORRECTION = 0.5
 
 _OUTLIERS = 4.0  # the mean counts for at most so many medians: a few huge inputs must not damp all others away
 _ESCALATIONS = 8
+_STRIP = 256  # columns of a symmetric product that are computed at once: half of it is its mirror image
 
 
 class Hessian:
     """Sums over tokens for one fusion group of K inputs, in float32.
 
-    moment  [K, K] sum of x x'
+    lower   [K, K] sum of x x', of which only the lower triangle counts; `moment` is the whole
     cross   [K, K] sum of y x', with y the source model's inputs; None until `add` gets them
-    drift   [N, K] sum of d x', with d [N] how far the residual stream, to which the Linear's output will be added, has
-            fallen behind the source model's (source minus quantized); None until `add` gets it
     tokens  how many
     """
 
     def __init__(self, columns: int, *, device: torch.device | str = "cpu") -> None:
-        self.moment = torch.zeros(columns, columns, dtype=torch.float32, device=device)
+        self.lower = torch.zeros(columns, columns, dtype=torch.float32, device=device)
         self.cross: Tensor | None = None
-        self.drift: Tensor | None = None
         self.tokens = 0
 
     @property
     def columns(self) -> int:
         """K."""
-        return self.moment.shape[0]
+        return self.lower.shape[0]
+
+    @property
+    def moment(self) -> Tensor:
+        """Sum of x x', float32 [K, K], a new tensor."""
+        below = self.lower.tril(-1)
+        return below + below.T + self.lower.diagonal().diag()
 
     @property
     def importance(self) -> Tensor:
         """Mean square of each input, float32 [K]: the weights of the scale search (zeros without tokens)."""
-        return self.moment.diagonal() / max(self.tokens, 1)
+        return self.lower.diagonal() / max(self.tokens, 1)
 
-    def add(self, x: Tensor, x_full: Tensor | None = None, drift: Tensor | None = None) -> None:
-        """Add tokens: x [tokens, K], x_full [tokens, K] and drift [tokens, N], of any floating dtype.
+    def add(self, x: Tensor, x_full: Tensor | None = None) -> None:
+        """Add tokens: x [tokens, K] and x_full [tokens, K], of any floating dtype.
 
-        Either every call gives `x_full` or none does, and likewise `drift`. Raises ValueError on another shape or when
-        that changes. Zero tokens are fine. Values that are not finite surface in `factorize`.
+        Either every call gives `x_full` or none does. Raises ValueError on another shape or when that changes. Zero
+        tokens are fine. Values that are not finite surface in `factorize`.
         """
-        tokens = self._check(x, x_full, drift)
-        if tokens == 0:
+        if not self._check(x, x_full):
             return
         x = x.to(torch.float32)
-        self.moment.addmm_(x.T, x)
+        for start in range(0, self.columns, _STRIP):
+            strip = slice(start, start + _STRIP)
+            self.lower[start:, strip].addmm_(x[:, start:].T, x[:, strip])
         if x_full is not None:
             if self.cross is None:
-                self.cross = torch.zeros_like(self.moment)
+                self.cross = torch.zeros_like(self.lower)
             self.cross.addmm_(x_full.to(torch.float32).T, x)
-        if drift is not None:
-            if self.drift is None:
-                self.drift = self.moment.new_zeros(drift.shape[1], self.columns)
-            self.drift.addmm_(drift.to(torch.float32).T, x)
-        self.tokens += tokens
+        self.tokens += x.shape[0]
 
-    def _check(self, x: Tensor, x_full: Tensor | None, drift: Tensor | None) -> int:
+    def _check(self, x: Tensor, x_full: Tensor | None) -> int:
         if x.ndim != 2 or x.shape[1] != self.columns:
             raise ValueError(f"inputs have shape [tokens, {self.columns}], got {tuple(x.shape)}")
         if x_full is not None and x_full.shape != x.shape:
             raise ValueError(f"inputs of both models have one shape, got {tuple(x.shape)} and {tuple(x_full.shape)}")
-        if drift is not None and (drift.ndim != 2 or drift.shape[0] != x.shape[0]):
-            raise ValueError(f"the drift has shape [{x.shape[0]}, N], got {tuple(drift.shape)}")
-        if self.tokens and x.shape[0]:
-            for name, held, given in (("x_full", self.cross, x_full), ("drift", self.drift, drift)):
-                if (held is None) != (given is None):
-                    raise ValueError(f"{name} comes with all tokens or with none")
+        if self.tokens and x.shape[0] and (self.cross is None) != (x_full is None):
+            raise ValueError("x_full comes with all tokens or with none")
         return x.shape[0]
 
 
@@ -91,8 +88,7 @@ class Factors:
     damping    what was added
     order      int64 [K] columns by falling diagonal: the order in which they are rounded
     upper      float32 [K, K] upper U with U'U = inverse of damped[order][:, order]
-    shift      float32 [K, K] or None: the target is W + W @ shift + offset
-    offset     float32 [N, K] or None
+    shift      float32 [K, K] or None: the target is W + W @ shift
     escalated  how often the damping had to grow tenfold before the factorization existed
     """
 
@@ -101,15 +97,12 @@ class Factors:
     order: Tensor
     upper: Tensor
     shift: Tensor | None
-    offset: Tensor | None
     escalated: int
 
     def target(self, weight: Tensor) -> Tensor:
         """The float32 [N, K] that rounding should come near to, for a weight [N, K]."""
         target = weight.to(torch.float32)
-        if self.shift is not None:
-            target = target + target @ self.shift
-        return target if self.offset is None else target + self.offset
+        return target if self.shift is None else target + target @ self.shift
 
     def row_errors(self, difference: Tensor) -> Tensor:
         """Squared output error, without damping, of a weight difference: float32 [N, K] -> [N]."""
@@ -126,10 +119,11 @@ def factorize(hessian: Hessian, *, damping: float = DAMPING, correction: float =
     """
     if damping <= 0:
         raise ValueError(f"damping must be positive, got {damping}")
-    for name, sums in (("inputs", hessian.moment), ("source inputs", hessian.cross), ("drift", hessian.drift)):
+    moment = hessian.moment
+    for name, sums in (("inputs", moment), ("source inputs", hessian.cross)):
         if sums is not None and not bool(torch.isfinite(sums).all()):
             raise ValueError(f"the {name} of {hessian.tokens} calibration tokens hold or add up to non-finite values")
-    diagonal = hessian.moment.diagonal()
+    diagonal = moment.diagonal()
     used = diagonal[diagonal > 0].double()
     if used.numel() == 0:
         return None
@@ -137,12 +131,13 @@ def factorize(hessian: Hessian, *, damping: float = DAMPING, correction: float =
     order = torch.argsort(diagonal, descending=True, stable=True)
     for escalated in range(_ESCALATIONS + 1):
         added = damping * 10.0**escalated * usual
-        damped = hessian.moment.clone()
+        damped = moment.clone()
         damped.diagonal().add_(added)
         upper = _inverse_factor(damped[order][:, order])
         if upper is not None:
-            shift, offset = _corrections(hessian, order, upper, correction)
-            return Factors(damped, added, order, upper, shift, offset, escalated)
+            cross = hessian.cross if correction else None
+            shift = None if cross is None else correction * _over_damped(cross - moment, order, upper)
+            return Factors(damped, added, order, upper, shift, escalated)
     return None
 
 
@@ -159,15 +154,6 @@ def _inverse_factor(matrix: Tensor) -> Tensor | None:
     return upper.contiguous() if bool(torch.isfinite(upper).all()) else None
 
 
-def _corrections(
-    hessian: Hessian, order: Tensor, upper: Tensor, correction: float
-) -> tuple[Tensor | None, Tensor | None]:
-    """`correction` times (cross - moment) / damped, and the same of the drift."""
-    back = torch.argsort(order)
-
-    def over_damped(sums: Tensor) -> Tensor:
-        return correction * (sums[:, order] @ upper.T @ upper)[:, back]
-
-    shift = None if hessian.cross is None or not correction else over_damped(hessian.cross - hessian.moment)
-    offset = None if hessian.drift is None or not correction else over_damped(hessian.drift)
-    return shift, offset
+def _over_damped(sums: Tensor, order: Tensor, upper: Tensor) -> Tensor:
+    """sums / damped, for sums [K, K]."""
+    return (sums[:, order] @ upper.T @ upper)[:, torch.argsort(order)]

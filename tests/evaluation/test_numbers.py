@@ -50,7 +50,7 @@ def streamed(folder: Path, rows: EvaluationRows) -> dict[int, Tensor]:
     found = {}
     with StoredWeights(checkpoint) as weights, torch.no_grad():
         model = StreamedModel(checkpoint, weights)
-        batches = model.embed(rows.text)
+        batches = list(model.embed(rows.text))
         assert len(batches) < len(rows.text)
         for index in range(model.depth):
             with model.block(index) as block:
