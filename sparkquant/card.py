@@ -99,7 +99,7 @@ def card_text(folder: Path, evidence: Mapping[str, Evidence], digest: str, place
         command=serve_command(place.repository or ".", config, plan),
         engines=engines,
         not_loading=[version for version in ENGINES if version not in engines],
-        known_bad=[],
+        known_bad=list(_known_bad(plan, engines)),
         kept=kept,
         classes=plan["classes"],
         evaluated=fresh["evaluate"].record if "evaluate" in fresh else {},
@@ -170,6 +170,31 @@ def _evaluation(fresh: Mapping[str, Evidence]) -> dict[str, Any] | None:
 def _positions(fresh: Mapping[str, Evidence]) -> int:
     found = _evaluation(fresh) or {}
     return max((len(rates) for sides in found.get("acceptance", {}).values() for rates in sides.values()), default=0)
+
+
+def _known_bad(plan: Mapping[str, Any], engines: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Rows of the known-bad table that speak of this plan's schemes on its target, in versions that load the result."""
+    from sparkquant.marlin.known_bad import known_bad
+
+    capability = (plan["recipe"].get("target") or {}).get("capability")
+    used = {(_kind(row["scheme"]), row["class"].startswith("experts.")) for row in plan["classes"]}
+    rows = {row.id: row for version in engines for row in known_bad(capability, version)} if capability else {}
+    for row in rows.values():
+        if any(row.scheme in ("", kind) and row.experts in (None, experts) for kind, experts in used if kind):
+            versions = f"vLLM {row.since or 'any'} to {row.until}" if row.until else f"vLLM from {row.since or 'any'}"
+            yield {
+                "where": f"{capability}, {versions}; {row.status}",
+                "what": row.what,
+                "do": row.do,
+                "source": row.source,
+            }
+
+
+def _kind(scheme: str) -> str:
+    """A scheme as the table names it; empty for what is kept."""
+    return next(
+        (kind for kind, start in (("int", "w"), ("nvfp4", "nvfp4"), ("fp8", "fp8")) if scheme.startswith(start)), ""
+    )
 
 
 def _made(folder: Path, plan: Mapping[str, Any], fresh: Mapping[str, Evidence]) -> Iterator[str]:

@@ -198,7 +198,7 @@ def record(
 
     result   plain JSON; paths of the folder, of path-like `inputs` and of the home folder are cut to their last part,
              because records are published
-    outcome  by default: fail or inconclusive as `result["checks"]` say, then `result["ok"]`, then pass
+    outcome  by default as `outcome_of` reads it from the result
     inputs   what the numbers depend on: source, level, data, engine
     since    `state_of(folder)` before the measurement; CheckpointError when the folder is not in that state any more
     digest   `checkpoint_digest(folder)`, when the caller has just computed it
@@ -253,9 +253,17 @@ def document_of(
 
 
 def outcome_of(result: Mapping[str, Any]) -> Status:
-    """Whether a result passed, by its checks and its `ok`."""
+    """Whether a result passed: by its verdict, its checks and its `ok`, the worst of them.
+
+    A fault of the environment is no finding about the checkpoint: inconclusive.
+    """
     checks = result.get("checks", ())
     states = {check.get("status") for check in checks if isinstance(check, Mapping)}
+    verdict = result.get("verdict", result.get("outcome"))
+    told = verdict.get("outcome") if isinstance(verdict, Mapping) else verdict
+    if isinstance(told, str) and told != Status.PASS:
+        passing = told in (Status.INCONCLUSIVE, Status.SKIPPED, "environment-fault")
+        states.add(Status.INCONCLUSIVE if passing else Status.FAIL)
     if Status.FAIL in states:
         return Status.FAIL
     if Status.INCONCLUSIVE in states:

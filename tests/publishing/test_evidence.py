@@ -214,6 +214,12 @@ def test_only_the_date_differs_and_an_epoch_fixes_it(evaluated: Path, monkeypatc
         ({"ok": False}, "fail"),
         ({"checks": [{"status": "pass"}, {"status": "fail"}]}, "fail"),
         ({"ok": True, "checks": [{"status": "inconclusive"}]}, "inconclusive"),
+        ({"ok": False, "checks": [{"status": "pass"}, {"status": "inconclusive"}]}, "inconclusive"),
+        ({"verdict": "pass"}, "pass"),
+        ({"verdict": "kernel-fault", "ok": True}, "fail"),
+        ({"verdict": {"outcome": "checkpoint-fault"}}, "fail"),
+        ({"outcome": "environment-fault"}, "inconclusive"),
+        ({"verdict": {"outcome": "inconclusive"}}, "inconclusive"),
         ({"ok": True, "checks": [{"status": "warn"}, {"status": "skipped"}]}, "pass"),
     ],
 )
