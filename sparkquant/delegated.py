@@ -27,7 +27,7 @@ from sparkquant.errors import CheckFailed, EnvironmentMissing, Problem, Resumabl
 from sparkquant.events import Listener, Said
 from sparkquant.layers import LayerClass
 from sparkquant.memory import available_bytes
-from sparkquant.quantizers import Quantizer, quantizer_of
+from sparkquant.quantizers import Quantizer, quantizer_of, require_device
 from sparkquant.source import Source
 
 LOG_LINES = 12
@@ -55,6 +55,7 @@ def delegated_backend(
     assert quantizer is not None
     quantizer.require()
     check_device(device)
+    require_device(plan.decisions.values(), plan.recipe.method, device)
     _require_memory(plan, max_memory)
     decisions = [d for d in plan.decisions.values() if d.scheme is not None and d.layer_class is not LayerClass.MTP]
     with private_folder(work_key(job), outside=target) as folder:

@@ -27,6 +27,8 @@ class Quantizer:
     schemes    scheme names that it can do, with the reason where it cannot
     families   families whose blocks run through it
     options    options of the method that it refuses, with the reason: "modifier awq"
+    pairs      schemes that it refuses with one option
+    cuda       schemes that need a CUDA device with one option
     """
 
     method: str
@@ -37,6 +39,8 @@ class Quantizer:
     schemes: Mapping[str, str]
     families: frozenset[str]
     options: Mapping[str, str] = field(default_factory=dict)
+    pairs: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    cuda: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def install(self) -> str:
@@ -50,6 +54,11 @@ class Quantizer:
         if scheme.is_integer and not scheme.symmetric and self.method == "modelopt":
             return f"{self.title} has no zero points"
         return "" if family in self.families else UNTRIED.format(title=self.title)
+
+    def lacks(self, scheme: Scheme, method: Method) -> str:
+        """Why it cannot do this scheme with these options; "" when it can."""
+        found = (self.pairs.get((scheme.name, f"{name} {value}")) for name, value in method.options.items())
+        return next(filter(None, found), "")
 
     def require(self) -> None:
         """EnvironmentMissing when it is not installed, or in another release."""
@@ -100,6 +109,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
             },
             families=_HYBRIDS,
             options={"algorithm awq_lite": _AWQ},
+            cuda=frozenset({("nvfp4a16", "algorithm mse")}),
         ),
         Quantizer(
             method="llmcompressor",
@@ -110,6 +120,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
             schemes=dict.fromkeys(SCHEMES, ""),
             families=_HYBRIDS,
             options={"modifier awq": _AWQ},
+            pairs={("fp8_block", "modifier imatrix"): "its imatrix observer has rows and groups, no blocks"},
         ),
     )
 }
@@ -133,12 +144,24 @@ def quantizer_faults(decisions: Iterable[Decision], family: str, method: Method)
     for decision in decisions:
         if decision.scheme is None or decision.layer_class is LayerClass.MTP:
             continue  # a draft head is in no live model: it is quantized natively
-        reason = quantizer.refusal(decision.scheme, family)
+        reason = quantizer.refusal(decision.scheme, family) or quantizer.lacks(decision.scheme, method)
         if reason and (decision.layer_class, reason) not in told:
             told.add((decision.layer_class, reason))
             able = [name for name, other in QUANTIZERS.items() if not other.refusal(decision.scheme, family)]
             hint = f"method {', '.join(['mse', 'gptq', *able])} can do it"
             yield Problem(str(decision.layer_class), f"{decision.scheme.label} with {quantizer.title}: {reason}", hint)
+
+
+def require_device(decisions: Iterable[Decision], method: Method, device: str) -> None:
+    """EnvironmentMissing when the method's quantizer needs a CUDA device for one of these schemes."""
+    quantizer = quantizer_of(method)
+    if quantizer is None or device != "cpu":
+        return
+    options = {f"{name} {value}" for name, value in method.options.items()}
+    for scheme in {d.scheme.name for d in decisions if d.scheme is not None}:
+        if wanted := sorted(option for name, option in quantizer.cuda if name == scheme and option in options):
+            what = f"{quantizer.title} does {scheme} with {wanted[0]} on a CUDA device alone"
+            raise EnvironmentMissing(what, hint="pass --device cuda, or use another algorithm")
 
 
 def capabilities() -> list[dict[str, str]]:
@@ -149,3 +172,24 @@ def capabilities() -> list[dict[str, str]]:
         for scheme in SCHEMES.values()
         for family in layouts.family_names()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What one quantizer does with one scheme or option: `families`, or the `reason` why it does nothing."""
+
+    method: str
+    subject: str
+    families: tuple[str, ...]
+    reason: str
+
+
+def capability_rows() -> list[Capability]:
+    """`capabilities`, with the families of a scheme together, and the options that are refused."""
+    rows = []
+    for name, quantizer in QUANTIZERS.items():
+        for scheme in SCHEMES.values():
+            able = tuple(family for family in layouts.family_names() if not quantizer.refusal(scheme, family))
+            rows.append(Capability(name, scheme.name, able, quantizer.schemes.get(scheme.name, "")))
+        rows += [Capability(name, option, (), reason) for option, reason in quantizer.options.items()]
+    return rows

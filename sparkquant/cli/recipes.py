@@ -31,14 +31,18 @@ def list_recipes(
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Only recipes for this model family.")
     ] = None,
+    backends: Annotated[
+        bool, typer.Option("--backends", help="What AutoRound, ModelOpt and llm-compressor can do here, and why not.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """List the shipped recipes.
+    """List the shipped recipes, or with --backends what other quantizers can do.
 
     \b
     Examples:
       sparkquant recipes ls
       sparkquant recipes ls --family qwen3_5 --json
+      sparkquant recipes ls --backends
     """
     from sparkquant.layouts import family_names
     from sparkquant.recipe_files import load_recipe, recipe_names
@@ -47,6 +51,9 @@ def list_recipes(
         near = difflib.get_close_matches(family, family_names(), n=1)
         known = ", ".join(sorted(family_names()))
         raise UsageError(f"no family {family!r}", hint=f"did you mean {near[0]!r}?" if near else f"known: {known}")
+    if backends:
+        _list_backends(family, as_json=as_json)
+        return
     found = [load_recipe(name) for name in recipe_names()]
     found = [recipe for recipe in found if family is None or family in recipe.families]
     if as_json:
@@ -56,6 +63,18 @@ def list_recipes(
         from sparkquant.cli.tables import recipes_text
 
         put([recipes_text(found)])
+
+
+def _list_backends(family: str | None, *, as_json: bool) -> None:
+    from sparkquant.quantizers import capabilities
+
+    if as_json:
+        rows = [row for row in capabilities() if family in (None, row["family"])]
+        write_json(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        return
+    from sparkquant.cli.backends import backends_text
+
+    put(backends_text(family))
 
 
 @recipes.command()
