@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from sparkquant import layouts
+from sparkquant.accept import Accept
 from sparkquant.errors import Problem, RecipeError
 from sparkquant.frozen import Frozen
 from sparkquant.layers import MINIMUM_BITS, PROTECTED, UNPROTECTABLE, LayerClass, Layout
@@ -135,15 +136,6 @@ class CalibrationSpec(_Strict):
     mix: Annotated[str, Field(min_length=1)] = "coding-agent"
     rows: Annotated[int, Field(ge=1, le=100_000)] | None = None
     tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = None
-
-
-class Accept(_Strict):
-    """Limits that the measured quality must keep; nats per token, and absolute drops."""
-
-    kl_mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    kl_p99: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    top1_drop: Annotated[float, Field(ge=0, le=1)] | None = None
-    mtp_acceptance_drop: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class Override(_Strict):

@@ -1,4 +1,4 @@
-"""Questions to an OpenAI-compatible server in token ids: completions, log probabilities of prompts, streams, metrics."""
+"""Questions to an OpenAI-compatible server in token ids: answers, log probabilities of prompts, streams, metrics."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ class Client:
         if count and not ids:
             ids = [-1] * count  # the server counts its tokens and does not name them
         return Completion(
-            text="".join(text), token_ids=tuple(ids), finish_reason=reason, error="" if reason else "the stream broke off",
+            text="".join(text), token_ids=tuple(ids), finish_reason=reason,
+            error="" if reason else "the stream broke off",
             first=None if first is None else first - began, seconds=last - began, prompt_tokens=len(prompt),
         )  # fmt: skip
 

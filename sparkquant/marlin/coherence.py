@@ -1,10 +1,10 @@
-"""Whether an answer is structurally broken: repeated tokens, `!!!!`, broken UTF-8, NaN. Not whether it is a good answer.
+"""Whether an answer is structurally broken: repeated tokens, `!!!!`, broken UTF-8, NaN. Not whether it is a good one.
 
     for finding in inspect(text, token_ids, finish_reason, logprobs):
         print(finding, finding.broken)
 
-A broken kernel leaves these marks whatever the prompt and the sampling (field reports of 2026 on sm_12x). A small model
-that decodes greedily may repeat itself too: where a reference answered the same prompt, hold its findings against these.
+A broken kernel leaves these marks whatever the prompt and the sampling (field reports of 2026 on sm_12x). A small
+model that decodes greedily may repeat itself too: where a reference answered the same prompt, compare the findings.
 """
 
 from __future__ import annotations

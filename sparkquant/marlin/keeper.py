@@ -28,7 +28,7 @@ def main(grace: float, command: list[str]) -> int:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wanted: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, frame: wanted.append(received))
+        signal.signal(number, lambda received, _: wanted.append(received))
     child = _start(libc, command)
     code: int | None = None
     while code is None and not wanted and not _closed():
