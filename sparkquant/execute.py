@@ -35,6 +35,7 @@ from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text
 from sparkquant.report import Report
+from sparkquant.repository_recipe import calibration_of, chosen_recipe
 from sparkquant.requantizing import OLD_CONFIGS, as_16_bit
 from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
@@ -60,7 +61,7 @@ class Quantized:
 
 def quantize(
     model: Model,
-    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe = "qwen-hybrid-w4a16",
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
     source: str | os.PathLike[str] | None = None,
@@ -79,7 +80,8 @@ def quantize(
     """Quantize `model` by `recipe` into the new folder `out`, verify it, and return what was made.
 
     model    a checkpoint folder, a hub id, or a live torch module (then `source` may name its checkpoint folder)
-    recipe   a shipped name, a YAML file, plain data or a Recipe
+    recipe   a shipped name, a YAML file, plain data or a Recipe; without one the sparkquant.yaml or recipe.yaml that
+             the model's repository holds, or else qwen-hybrid-w4a16
     method   a name, or a map with options, instead of the recipe's own
     tp       tensor-parallel sizes that the result must serve
     restart  discard what an interrupted run of another job left in `out`.partial
@@ -93,9 +95,10 @@ def quantize(
     Raises the errors of `sparkquant.errors`; all faults of recipe, checkpoint and shapes come before any work.
     """
     target = as_path(out)
-    chosen = load_recipe(recipe)
-    chosen = chosen if method is None else chosen.with_method(method)
+    given = None if recipe is None else load_recipe(recipe)
     found = locate(model, source=source)
+    chosen = given or chosen_recipe(found.checkpoint.path, listener)
+    chosen = chosen if method is None else chosen.with_method(method)
     _require_apart(found.checkpoint.path, target)
     plan = make_plan(
         found.checkpoint,
@@ -116,7 +119,7 @@ def quantize(
             raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
         return _run(plan, found, target, options, None)
     rows = load_calibration(
-        calibration or chosen.calibration.mix,
+        calibration or calibration_of(chosen, found.checkpoint.path),
         found.checkpoint,
         rows=None if calibration else chosen.calibration.rows,
         tokens=chosen.calibration.tokens,

@@ -24,6 +24,7 @@ from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
 from sparkquant.quantizers import quantizer_faults
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
+from sparkquant.repository_recipe import chosen_recipe
 from sparkquant.requantizing import as_16_bit, explained, record, require_permission
 from sparkquant.requantizing import notes as requantizing_notes
 from sparkquant.schemes import OutputTensor, Scheme
@@ -39,7 +40,7 @@ SHARD_BYTES = 5_000_000_000
 
 def plan(
     model: Model,
-    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe = "qwen-hybrid-w4a16",
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | None = None,
     *,
     source: str | os.PathLike[str] | None = None,
     method: str | Mapping[str, Any] | None = None,
@@ -52,9 +53,10 @@ def plan(
 
     `engine` is a vLLM version ("vllm==0.33.0", "0.33") that the result must load in; see `make_plan`.
     """
-    chosen = load_recipe(recipe)
-    chosen = chosen if method is None else chosen.with_method(method)
+    given = None if recipe is None else load_recipe(recipe)
     found = locate(model, source=source)
+    chosen = given or chosen_recipe(found.checkpoint.path)
+    chosen = chosen if method is None else chosen.with_method(method)
     return make_plan(
         found.checkpoint,
         chosen,

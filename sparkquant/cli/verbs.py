@@ -16,11 +16,17 @@ from sparkquant.cli.shell import clean, parse_bytes, parse_ranks, show, stop, wr
 from sparkquant.errors import UsageError
 
 CHECK_FAILED = 4
-DEFAULT_RECIPE = "qwen-hybrid-w4a16"
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder or a hub id.", show_default=False)]
 RecipeOption = Annotated[
-    str, typer.Option("--recipe", "-r", metavar="RECIPE", help="A shipped recipe or the path of a YAML file.")
+    str | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="RECIPE",
+        help="A shipped recipe or a YAML file; by default the sparkquant.yaml or recipe.yaml of the model's"
+        " repository, or else qwen-hybrid-w4a16.",
+    ),
 ]
 MethodOption = Annotated[
     str | None,
@@ -53,7 +59,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 def plan(
     source: Source,
-    recipe: RecipeOption = DEFAULT_RECIPE,
+    recipe: RecipeOption = None,
     method: MethodOption = None,
     tp: RanksOption = "",
     engine: EngineOption = None,
@@ -111,7 +117,7 @@ def quantize(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="OUT", help="The new folder; an existing one is never touched.")
     ],
-    recipe: RecipeOption = DEFAULT_RECIPE,
+    recipe: RecipeOption = None,
     method: MethodOption = None,
     tp: RanksOption = "",
     engine: EngineOption = None,
