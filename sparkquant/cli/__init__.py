@@ -5,7 +5,8 @@
     progress.py   events as a bar or lines     evaluation.py  evaluate and its tables
     calibration.py  calibration check           plans.py     plan --out and --explain
     reporting.py  report                        comparison.py  diff and its tables
-    diagnosis.py  diagnose, doctor
+    diagnosis.py  diagnose, doctor             validation.py  validate
+    benchmarking.py  bench, bench compare
 
 Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads torch.
 """
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli import comparison, diagnosis, evaluation, reporting, verbs
+from sparkquant.cli import benchmarking, comparison, diagnosis, evaluation, reporting, validation, verbs
 from sparkquant.cli.calibration import calibration
 from sparkquant.cli.conversion import convert
 from sparkquant.cli.publishing import publish
@@ -48,6 +49,8 @@ app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
 app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
 app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
 app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
+app.command(short_help="Prove on vLLM which kernel ran, and that the output is right.")(validation.validate)
+app.command(short_help="Measure throughput, and what explains it.")(benchmarking.bench)
 app.command(short_help="Find out why a server prints garbage.")(diagnosis.diagnose)
 app.command(short_help="Show what this machine will really run.")(diagnosis.doctor)
 app.command(short_help="Show what is known of checkpoints.")(reporting.report)

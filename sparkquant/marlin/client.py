@@ -133,12 +133,14 @@ class Client:
             positions.append({token: value for token, value in values.items() if value is not None})
         return positions, ""
 
-    def stream(self, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> Completion:
-        """A greedy answer as it comes, timed at its first and last token."""
+    def stream(self, prompt: Sequence[int], max_tokens: int, *, salt: str = "") -> Completion:
+        """A greedy answer as it comes, timed at its first and last token. A new `salt` keeps it out of the cache."""
         body = {
             "model": self.model, "prompt": list(prompt), **GREEDY, "max_tokens": max_tokens, "stream": True,
-            "stream_options": {"include_usage": True}, "return_token_ids": True, "ignore_eos": ignore_eos,
+            "stream_options": {"include_usage": True}, "return_token_ids": True,
         }  # fmt: skip
+        if salt:
+            body["cache_salt"] = salt
         began = time.monotonic()
         first: float | None = None
         last = began

@@ -201,7 +201,11 @@ def _who(case: Case, what: str, sound: object) -> Verdict:
 
 def _answered(case: Case, role: Role) -> bool:
     run = case.seen.get(role)
-    return run is not None and not run.failed and any(not a.error for a in run.answers.get(1, ()))
+    return (
+        run is not None
+        and not run.failed
+        and any(not a.error or a.error.startswith("NaN") for a in run.answers.get(1, ()))
+    )
 
 
 def _crowd(case: Case) -> Verdict | None:
@@ -386,13 +390,7 @@ def _passed(case: Case) -> Verdict:
     what = (
         f"{ran}; coherent alone and among {CONCURRENCY}; KL to the reference {to_reference.kl:.4f}, {runs} runs agree"
     )
-    return case.verdict(
-        Outcome.PASS,
-        what,
-        f"sparkquant bench --out {shlex.quote(case.out)}"
-        if False
-        else "sparkquant bench --vllm PATH " + shlex.quote(case.out),
-    )
+    return case.verdict(Outcome.PASS, what, f"sparkquant bench {shlex.quote(case.out)}")
 
 
 def _note_numbers(case: Case) -> None:
@@ -415,7 +413,8 @@ def _note_numbers(case: Case) -> None:
 
 
 def _diagnose(case: Case) -> str:
-    return f"sparkquant diagnose {shlex.quote(case.out)} --server-log {shlex.quote(case.out.rstrip('/'))}.validate/candidate.log"
+    log = f"{case.out.rstrip('/')}.validate/candidate.log"
+    return f"sparkquant diagnose {shlex.quote(case.out)} --server-log {shlex.quote(log)}"
 
 
 def _again(case: Case) -> str:

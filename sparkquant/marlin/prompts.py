@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from sparkquant.calibration.conversation import Conversation, Dropped, Item, Unusable
+from sparkquant.calibration.dialects import item_of
+from sparkquant.calibration.jsonl import read_records
+from sparkquant.calibration.rows import RowMaker
+from sparkquant.calibration.template import ChatTemplate
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CalibrationError
-from sparkquant.evaluation_data import REST, Data, EvaluationRows, load_rows, spread
+from sparkquant.evaluation_data import DRAFT_SETS, REST, Data, evaluation_folder, load_rows, spread
 from sparkquant.marlin.noun import Noun
+
+Ids = tuple[int, ...]
 
 SHORTEST = 8
 """Tokens of the shortest prompt worth asking."""
@@ -38,33 +48,76 @@ class Prompts(Noun):
 
 
 def prompts_of(
-    checkpoint: Checkpoint, data: Data | None, *, rows: int, asks: int, room: int, tokens: int = ROW_TOKENS
+    checkpoint: Checkpoint,
+    data: Data | None,
+    *,
+    rows: int,
+    asks: int,
+    room: int,
+    tokens: int = ROW_TOKENS,
+    thinking: bool = False,
 ) -> Prompts:
     """Rows and prompts for a checkpoint, with its own template and tokenizer.
 
-    data   conversations (.jsonl), rows of token ids (.json) or a calibration mix; the bundled conversations by default
-    room   tokens that a prompt may have
+    data      conversations (.jsonl), rows of token ids (.json) or a calibration mix; by default the bundled ones
+    room      tokens that a prompt may have
+    thinking  let the template open a thought before the answer, where it knows of such a thing
     """
-    found = load_rows(checkpoint, data, tokens=None)
-    kinds = {name: _distinct(_starts(found, name, room)) for name in found.drafts}
-    chosen = [ask for name, every in kinds.items() for ask in spread(every, -(-asks // len(kinds)))][:asks]
-    text = [tuple(ids[:tokens]) for ids in spread(found.text, rows)]
-    if not chosen or not text:
+    path = evaluation_folder() / "heldout.jsonl" if data is None else data
+    if isinstance(path, str | os.PathLike) and Path(path).suffix in (".jsonl", ".ndjson"):
+        text, kinds = _conversations(checkpoint, Path(path).expanduser(), rows, asks, room, thinking)
+    else:
+        found = load_rows(checkpoint, data, rows=max(rows, asks))
+        text = list(found.text)
+        halves = [Ask(kind="text", ids=tuple(ids[: min(len(ids) // 2, room)])) for ids in found.text]
+        kinds = {"text": halves}
+    chosen = [ask for every in kinds.values() for ask in spread(_distinct(every), -(-asks // len(kinds)))][:asks]
+    scored = [tuple(ids[:tokens]) for ids in spread(text, rows) if len(ids) > 1]
+    if not chosen or not scored:
         raise CalibrationError(
-            f"no prompt of at most {room} tokens is in the data", hint="pass shorter conversations with --data"
+            f"no prompt of {SHORTEST} to {room} tokens is in the data", hint="pass shorter conversations with --data"
         )
-    return Prompts(rows=tuple(text), asks=tuple(chosen))
+    return Prompts(rows=tuple(scored), asks=tuple(chosen))
 
 
-def _starts(found: EvaluationRows, name: str, room: int) -> list[Ask]:
-    """What stands before the first answer of every row; the first half of rows without answers."""
-    asks = []
-    for row in found.drafts[name]:
-        begins = [begin for begin, _ in row.spans if SHORTEST <= begin <= room]
-        end = begins[0] if begins else 0 if row.spans else min(len(row.ids) // 2, room)
-        if end >= SHORTEST:
-            asks.append(Ask(kind=name if name != REST else "text", ids=tuple(row.ids[:end])))
-    return asks
+def _conversations(
+    checkpoint: Checkpoint, path: Path, rows: int, asks: int, room: int, thinking: bool
+) -> tuple[list[Ids], dict[str, list[Ask]]]:
+    """(rows of whole conversations, prompts by kind); as few are rendered as are wanted."""
+    if not path.is_file():
+        raise CalibrationError(f"{path}: no such file", hint="check the path")
+    template = ChatTemplate.open(checkpoint.path)
+    conversations = [item for item in _items(path) if isinstance(item, Conversation)]
+    maker = RowMaker(template, ROW_TOKENS)
+    text: list[Ids] = []
+    for item in spread(conversations, rows):
+        with suppress(Unusable):
+            text.append(maker.whole(item).ids)
+    kinds: dict[str, list[Ask]] = {}
+    for item in conversations:
+        kind = next((tag for tag in DRAFT_SETS if tag in item.tags), REST)
+        if len(kinds.setdefault(kind, [])) < asks:
+            with suppress(Unusable):
+                ids = _question(item, template, thinking)
+                kinds[kind] += [Ask(kind=kind, ids=ids)] if SHORTEST <= len(ids) <= room else []
+    return text, {kind: found for kind, found in kinds.items() if found}
+
+
+def _items(path: Path) -> Iterator[Item]:
+    for record in read_records(path, path.name):
+        if not isinstance(record, Dropped):
+            where, value = record
+            with suppress(Unusable):
+                yield item_of(value, where)
+
+
+def _question(item: Conversation, template: ChatTemplate, thinking: bool) -> Ids:
+    """What a server would put before the model for the first answer; () where nothing is asked."""
+    turns = [i for i, message in enumerate(item.messages) if message["role"] == "assistant" and i]
+    if not turns:
+        return ()
+    text = template.render(item.messages[: turns[0]], item.tools, {**item.options, "enable_thinking": thinking})
+    return template.ids(text)
 
 
 def _distinct(asks: Sequence[Ask]) -> list[Ask]:
