@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from sparkquant.cli.shell import Verbs, clean, stop, write, write_json
+from sparkquant.cli.linting import lint
+from sparkquant.cli.shell import Verbs, write, write_json
 from sparkquant.cli.shell import show as put
-from sparkquant.errors import RecipeError, UsageError
-
-FAULTY = 2
+from sparkquant.errors import UsageError
 
 HELP = """Find, read, copy and check recipes.
 
@@ -118,32 +117,7 @@ def copy(
     write(f"{target}\n")
 
 
-@recipes.command()
-def lint(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recipe files.", show_default=False)],
-) -> None:
-    """Report every fault of recipe files.
-
-    One line a fault: file:line:col: what; hint. Exit code 2 when there is one.
-
-    \b
-    Example:
-      sparkquant recipes lint mine.yaml
-    """
-    from sparkquant.recipe_files import load_recipe
-
-    faulty = False
-    for path in files:
-        try:
-            # A bare word would be looked up among the shipped recipes; here it is a file.
-            load_recipe(path if len(path.parts) > 1 or path.suffix in (".yaml", ".yml") else Path.cwd() / path)
-        except RecipeError as error:
-            faulty = True
-            write("".join(f"{clean(line)}\n" for line in error.problems or (error.what,)))
-        else:
-            write(f"{clean(path)}: ok\n")
-    if faulty:
-        stop(FAULTY)
+recipes.command()(lint)
 
 
 @recipes.command()
