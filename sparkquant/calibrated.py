@@ -19,7 +19,7 @@ from sparkquant.blockwise import Blockwise, Progress, finished_tensors
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Plan
-from sparkquant.errors import EnvironmentMissing
+from sparkquant.device import compute_dtype, usable_device
 from sparkquant.events import Listener, Said
 from sparkquant.memory import MemoryPlan, memory_plan
 from sparkquant.source import Source
@@ -57,18 +57,6 @@ def _names(unit: Unit) -> Iterator[str]:
             yield from (tensor.name.format(expert=expert) for tensor in decision.outputs)
 
 
-def compute_dtype(device: str) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
-    fast = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there before any work."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise EnvironmentMissing("no CUDA device is usable from this torch", hint="pass --device cpu")
-
-
 def work_key(job: Mapping[str, Any]) -> str:
     """Name of the work folder of a job."""
     return hashlib.sha256(json.dumps(dict(job), sort_keys=True).encode()).hexdigest()[:32]
@@ -90,7 +78,7 @@ def calibrated_backend(
 
     The work folder is private to the user, holds activations but no text, and is deleted when the block succeeds.
     """
-    check_device(device)
+    device = usable_device(device)
     dtype = compute_dtype(device)
     memory = memory_plan(plan, [len(row) for row in calibration.rows], dtype, device=device, limit=max_memory)
     with private_folder(work_key(job), outside=target) as folder:

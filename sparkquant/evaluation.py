@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from sparkquant.checkpoint import Checkpoint
+from sparkquant.device import AUTO, usable_device
 from sparkquant.divergence import ByPosition, Histogram, by_position, histogram
 from sparkquant.drafting import Acceptance, DraftHead, NotFinite
-from sparkquant.errors import CheckpointError, EnvironmentMissing, UsageError
+from sparkquant.errors import CheckpointError, UsageError
 from sparkquant.evaluation_data import Data, EvaluationRows, load_rows
 from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
 from sparkquant.limits import check_limits, limits_of
@@ -113,7 +114,7 @@ def evaluate(
     tasks: str | os.PathLike[str] | None = None,
     rows: int | None = None,
     tokens: int | None = None,
-    device: str = "cpu",
+    device: str = AUTO,
     listener: Listener = ignore,
 ) -> Evaluation:
     """Measure how far `out`, a quantized checkpoint of any producer, is from `source`; both a folder or a hub id.
@@ -122,10 +123,11 @@ def evaluate(
     tasks   recall tasks (.jsonl); the bundled ones by default
     rows    at most so many rows and tasks
     tokens  cut rows to so many tokens
+    device  where blocks run: auto takes CUDA where there is one
 
     Raises CheckpointError when the two do not belong together, CheckFailed when the result computes NaN or infinity.
     """
-    _demand_device(device)
+    device = usable_device(device)
     result, original = locate(out).checkpoint, locate(source).checkpoint
     doubts = demand_pair(result, original)
     for doubt in doubts:
@@ -135,14 +137,6 @@ def evaluate(
     measured = compare(result, original, chosen, device=device, listener=listener)
     fields = {**measured.__dict__, "notes": (*doubts, *measured.notes)}
     return Evaluation(**{**fields, "checks": check_limits(measured, accept)})
-
-
-def _demand_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).partition("\n")[0]
-        raise EnvironmentMissing(f"device {device!r} cannot be used: {first}", hint="pass cpu or cuda") from None
 
 
 def compare(
@@ -158,7 +152,8 @@ def compare(
     roles = Roles(rows)
     with StoredWeights(source) as before, StoredWeights(result) as after, torch.no_grad():
         models = [StreamedModel(c, w, device=device, dtype=dtype) for c, w in ((source, before), (result, after))]
-        sides = [Side(name, model, model.embed(list(roles.index))) for name, model in zip(SIDES, models, strict=True)]
+        index = list(roles.index)
+        sides = [Side(name, model, list(model.embed(index))) for name, model in zip(SIDES, models, strict=True)]
         layers = tuple(_run_blocks(sides, block_bytes(source, result), listener))
         total = sum(batch.hidden.nbytes for side in sides for batch in side.batches)
         listener(Started("score", total))

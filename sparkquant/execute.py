@@ -1,37 +1,28 @@
-"""The loop of `quantize`: plan -> units -> backend -> writer, one unit ahead in reading and one behind in writing."""
+"""The loop of `quantize`: plan -> shards -> checks -> rename. What a shard holds is made by `sparkquant.filling`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
-from torch import Tensor
 
 from sparkquant import version
 from sparkquant.backend_choice import Records, chosen_backend, require_method
-from sparkquant.backends import Backend, Unit
-from sparkquant.calibration.calibration_set import CalibrationSet
-from sparkquant.calibration.loading import load_calibration
-from sparkquant.calibration.private_folder import private_folder
 from sparkquant.checkpoint import Checkpoint, read_json
-from sparkquant.decisions import Decision, Plan, source_bytes
+from sparkquant.decisions import Plan, source_bytes
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
-from sparkquant.events import Advanced, Finished, Listener, Said, Started, ignore
-from sparkquant.footprint import CHUNK_BYTES
+from sparkquant.events import Finished, Listener, Said, Started, ignore
+from sparkquant.filling import fill_shard
 from sparkquant.hfconfig import result_config
-from sparkquant.methods import DELEGATED
 from sparkquant.planning import SHARD_BYTES, make_plan
 from sparkquant.provenance import kept_name, write_provenance
-from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text
 from sparkquant.report import Report
@@ -41,13 +32,11 @@ from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
 from sparkquant.verification.folder import JSON_FILES
 from sparkquant.verification.gate import verify
-from sparkquant.writer import ShardWriter, StagedCheckpoint
+from sparkquant.writer import StagedCheckpoint
 
 if TYPE_CHECKING:
+    from sparkquant.calibration.calibration_set import CalibrationSet
     from sparkquant.source import Model
-
-FLUSH_BYTES = 256 * 2**20
-"""Written bytes between two flushes: the disk works while the next unit is computed, and the last fsync is short."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ def quantize(
     allow: Sequence[str] = (),
     allow_requantize: bool = False,
     engine: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     max_memory: int | None = None,
     listener: Listener = ignore,
 ) -> Quantized:
@@ -89,7 +78,8 @@ def quantize(
              the refusals to lift (see `sparkquant.calibration.load_calibration`)
     allow_requantize   let weights that are quantized in the source go below 8 bits (they are read dequantized)
     engine   the vLLM version ("vllm==0.33.0", "0.33") that must load the result; otherwise any that is known may
-    device   where blocks of a calibrated method run; max_memory limits what it may use, in bytes
+    device   where blocks of a calibrated method run (auto takes CUDA where there is one)
+    max_memory   what calibration may use, in bytes
 
     Nothing named `out` exists until everything is written and verified. A killed run goes on when it is called again.
     Raises the errors of `sparkquant.errors`; all faults of recipe, checkpoint and shapes come before any work.
@@ -118,6 +108,8 @@ def quantize(
         if calibration is not None:
             raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
         return _run(plan, found, target, options, None)
+    from sparkquant.calibration.loading import load_calibration  # pays for building its models
+
     rows = load_calibration(
         calibration or calibration_of(chosen, found.checkpoint.path),
         found.checkpoint,
@@ -168,7 +160,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
         listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
         for shard in todo:
             with staged.shard(shard.name, stored[shard.name]) as writer:
-                _write_shard(plan, shard.tensors, source, backend, writer, listener)
+                fill_shard(plan, shard.tensors, source, backend, writer, listener)
         listener(Finished("quantize"))
         staged.write_index(stored)
         _write_side_files(staged, plan, source.checkpoint, side_files, records)
@@ -187,8 +179,9 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
 
 def _forget(job: Any) -> None:
     """Remove the private work folder of a job that `restart` discards."""
-    if isinstance(job, dict) and ("calibration" in job or job.get("method") in DELEGATED):
+    if isinstance(job, dict) and "calibration" in job:
         from sparkquant.calibrated import work_key
+        from sparkquant.calibration.private_folder import private_folder
 
         with private_folder(work_key(job)):
             pass
@@ -206,134 +199,13 @@ def _job(plan: Plan, source: Source, calibration: CalibrationSet | None) -> dict
         from sparkquant.live import overlay_digest
 
         job["overlay"] = overlay_digest(source.overlay)
-    if calibration is not None:
-        job["calibration"] = calibration.digest
+    if calibration is not None or plan.recipe.method.delegated:  # both have a private work folder
+        job["calibration"] = "none" if calibration is None else calibration.digest
     return job
 
 
 def _stored(plan: Plan, names: Sequence[str]) -> list[OutputTensor]:
     return [tensor for name in names for tensor in plan.decisions[name].stored()]
-
-
-def units(plan: Plan, names: Sequence[str]) -> Iterator[Unit]:
-    """The units of work among source tensors: quantized ones by scale group, fused experts in slices."""
-    groups: dict[str, list[Decision]] = {}
-    for name in names:
-        decision = plan.decisions[name]
-        if decision.scheme is not None:
-            groups.setdefault(decision.scale_group, []).append(decision)
-    for decisions in groups.values():
-        first = decisions[0]
-        if not first.parts:
-            yield Unit(tuple(decisions))
-            continue
-        per_slice = max(1, CHUNK_BYTES // max(1, source_bytes(first) // first.experts))
-        for start in range(0, first.experts, per_slice):
-            yield Unit((first,), start, min(first.experts, start + per_slice))
-
-
-def _write_shard(
-    plan: Plan, names: Sequence[str], source: Source, backend: Backend, writer: ShardWriter, listener: Listener
-) -> None:
-    with ExitStack() as stack:
-        reader = stack.enter_context(ShardReader(source.checkpoint))
-        ahead = stack.enter_context(_Worker())
-        behind = stack.enter_context(_Worker())
-        for name in names:
-            if plan.decisions[name].scheme is None:
-                behind.submit(_keep, plan.decisions[name], source, reader, writer, listener)
-        work = list(units(plan, names))
-        buffers = [_Buffer(), _Buffer()]
-        pending = ahead.submit(_weights, work[0], source, reader, backend, buffers[0]) if work else None
-        for index, unit in enumerate(work):
-            weights = pending.result() if pending else {}
-            pending = None
-            following = work[index + 1] if index + 1 < len(work) else None
-            if following:
-                pending = ahead.submit(_weights, following, source, reader, backend, buffers[(index + 1) % 2])
-            stored = list(backend.quantize(unit, weights))
-            behind.join()
-            behind.submit(_put, stored, writer)
-            size = sum(source_bytes(d) * (unit.last - unit.first) // d.experts for d in unit.decisions)
-            listener(Advanced("quantize", size, unit.name))
-        behind.join()
-
-
-class _Worker:
-    """One background thread whose failures surface at the next `join`; nothing is left running on the way out."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self._open: list[Future[Any]] = []
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = self._pool.submit(function, *arguments)
-        self._open.append(future)
-        return future
-
-    def join(self) -> None:
-        """Wait for everything submitted, and raise the first failure."""
-        for future in self._open:
-            future.result()
-        self._open.clear()
-
-
-class _Buffer:
-    """Memory that is used again for every other unit: touching fresh pages costs as much as reading them."""
-
-    def __init__(self) -> None:
-        self._raw = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, sizes: Sequence[int]) -> list[Tensor]:
-        aligned = [-(-size // 64) * 64 for size in sizes]
-        if self._raw.numel() < sum(aligned):
-            self._raw = torch.empty(0, dtype=torch.uint8)
-            self._raw = torch.empty(sum(aligned), dtype=torch.uint8)
-        return list(torch.split(self._raw[: sum(aligned)], aligned))
-
-
-def _weights(unit: Unit, source: Source, reader: ShardReader, backend: Backend, buffer: _Buffer) -> dict[str, Tensor]:
-    """Read a unit's tensors (from the live overlay where it has them), if the backend needs them."""
-    if not backend.reads(unit):
-        return {}
-    from_files = [d for d in unit.decisions if d.tensor not in source.overlay]
-    sizes = [source_bytes(d) * (unit.last - unit.first) // d.experts for d in from_files]
-    weights: dict[str, Tensor] = {}
-    for decision, raw in zip(from_files, buffer.take(sizes), strict=True):
-        span = {"first": unit.first, "last": unit.last} if decision.parts else {}
-        weights[decision.tensor] = reader.read(decision.tensor, buffer=raw, **span)
-    for decision in unit.decisions:
-        if decision.tensor in source.overlay:
-            value = source.overlay[decision.tensor]
-            weights[decision.tensor] = value[unit.first : unit.last] if decision.parts else value
-    return weights
-
-
-def _put(stored: Sequence[tuple[str, Tensor]], writer: ShardWriter) -> None:
-    for name, tensor in stored:
-        writer.put(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), raw_bytes(tensor))
-    writer.flush_beyond(FLUSH_BYTES)
-
-
-def _keep(decision: Decision, source: Source, reader: ShardReader, writer: ShardWriter, listener: Listener) -> None:
-    """Copy one tensor byte for byte, or store its live value, or what a quantized source stands for as BF16."""
-    live = source.overlay.get(decision.tensor)
-    if live is not None:
-        writer.put(decision.tensor, decision.dtype, decision.shape, raw_bytes(live))
-    elif decision.tensor in source.checkpoint.computed:
-        writer.put(decision.tensor, "BF16", decision.shape, raw_bytes(reader.read(decision.tensor).to(torch.bfloat16)))
-    else:
-        header = source.checkpoint.tensors[decision.tensor]
-        file = reader.file(header.shard)
-        writer.copy(decision.tensor, header.dtype, header.shape, file, header.start, header.bytes)
-    writer.flush_beyond(FLUSH_BYTES)
-    listener(Advanced("quantize", source_bytes(decision), decision.tensor))
 
 
 def _write_side_files(

@@ -29,8 +29,10 @@ _RANKS = (
         LayerClass.SSM_IN, LayerClass.SSM_DT, LayerClass.SHORT_CONV,
     },
     OUTPUTS,
-    {LayerClass.MLP_GATE_UP, LayerClass.EXPERTS_GATE_UP, LayerClass.EXPERTS_DOWN, LayerClass.SHARED_EXPERT_GATE_UP},
-    {LayerClass.MLP_DOWN, LayerClass.SHARED_EXPERT_DOWN},
+    {
+        LayerClass.MLP_GATE_UP, LayerClass.MLP_DOWN, LayerClass.EXPERTS_GATE_UP, LayerClass.EXPERTS_DOWN,
+        LayerClass.SHARED_EXPERT_GATE_UP, LayerClass.SHARED_EXPERT_DOWN,
+    },
 )  # fmt: skip
 
 

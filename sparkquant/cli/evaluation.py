@@ -42,7 +42,7 @@ def evaluate(
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", metavar="N", help="At most N rows and N tasks.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Cut rows to N tokens.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.")] = "auto",
     no_evidence: NoEvidenceOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:

@@ -63,6 +63,7 @@ def plan(
     method: MethodOption = None,
     tp: RanksOption = "",
     engine: EngineOption = None,
+    capability: CapabilityOption = None,
     allow_requantize: RequantizeOption = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NAME", help="Show how one tensor was decided, nothing else.")
@@ -96,6 +97,7 @@ def plan(
         tp=ranks,
         shard_bytes=parse_bytes(max_shard_size),
         engine=engine,
+        capability=capability,
         allow_requantize=allow_requantize,
     )
     if out is not None:
@@ -109,7 +111,7 @@ def plan(
         from sparkquant.routing import engine_routes
 
         sizes = ranks or tuple(made.recipe.target.tensor_parallel)
-        show(plan_text(made, source, written=out, routes=engine_routes(made, engine, sizes)))
+        show(plan_text(made, source, written=out, routes=engine_routes(made, engine, sizes, capability)))
 
 
 def quantize(
@@ -133,7 +135,7 @@ def quantize(
     ] = None,
     allow: AllowOption = None,
     allow_requantize: RequantizeOption = False,
-    device: Annotated[str, typer.Option("--device", help="Where calibrated methods run blocks: cpu, cuda.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="Where calibrated methods run: auto, cpu, cuda.")] = "auto",
     max_memory: Annotated[
         str | None,
         typer.Option("--max-memory", metavar="SIZE", help="What calibration may use, instead of what is free."),
