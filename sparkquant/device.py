@@ -10,7 +10,7 @@ AUTO = "auto"
 
 
 def usable_device(asked: str) -> str:
-    """The torch device that was asked for, `auto` being CUDA where there is one; EnvironmentMissing if it is unusable."""
+    """The torch device to use, CUDA for `auto` where there is one; EnvironmentMissing when it cannot be used."""
     if asked == AUTO:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
