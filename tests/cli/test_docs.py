@@ -100,6 +100,7 @@ VERBS = [
     ["evaluate"],
     ["report"],
     ["diff"],
+    ["publish"],
     ["recipes"],
     ["calibration"],
     ["calibration", "check"],
