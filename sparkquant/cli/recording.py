@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparkquant.cli.progress import progress
 from sparkquant.cli.shell import clean, console
 from sparkquant.errors import SparkquantError
+
+if TYPE_CHECKING:
+    from sparkquant.evidence import Evidence
 
 NoEvidenceOption = Annotated[
     bool, typer.Option("--no-evidence", help="Do not write the result into the checkpoint (sparkquant/evidence).")
@@ -29,11 +33,16 @@ class Recording:
 
         self._folder, self._verb = folder, verb
         self._state = None
-        if wanted and os.path.isfile(os.path.join(folder, evidence.PLAN)):  # noqa: PTH113, PTH118
-            if reason := evidence.unrecordable(folder):
+        root = Path(folder)
+        if not wanted or not (root / evidence.PLAN).is_file():
+            return
+        try:
+            if reason := evidence.unrecordable(root):
                 _note(reason)
             else:
-                self._state = evidence.state_of(folder)
+                self._state = evidence.state_of(root)
+        except SparkquantError as error:
+            _note(error.what)  # what is wrong with the folder is for the verb to find
 
     def keep(self, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Write the record; a failure is told and changes nothing else: the measurement itself is done."""
@@ -43,9 +52,24 @@ class Recording:
             return
         try:
             with progress() as listener:
-                evidence.record(self._folder, self._verb, result, inputs=inputs, since=self._state, listener=listener)
+                digest = evidence.checkpoint_digest(self._folder, listener=listener)
+            before = evidence.read(self._folder, digest=digest).get("verify") if self._verb == "verify" else None
+            if before is None or not _says_more(before, result, inputs):
+                evidence.record(self._folder, self._verb, result, inputs=inputs, since=self._state, digest=digest)
         except SparkquantError as error:
             _note(error.what)
+
+
+def _says_more(before: Evidence, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+    """Whether a fresh record of a check against the source, at least as deep, says what this pass does and more."""
+    from sparkquant.evidence import outcome_of
+    from sparkquant.report import Status
+    from sparkquant.verification.catalogue import LEVELS
+
+    given = before.record.get("inputs", {})
+    if not before.green or not given.get("source") or inputs.get("source") or outcome_of(result) is not Status.PASS:
+        return False
+    return given.get("level") in LEVELS and LEVELS.index(given["level"]) >= LEVELS.index(inputs["level"])
 
 
 def _note(reason: str) -> None:

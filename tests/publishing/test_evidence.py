@@ -132,6 +132,16 @@ def test_verify_records_what_it_found_red_or_green(evaluated: Path, demo_source:
     assert outcomes(evaluated)["evaluate"][0] == "stale"
 
 
+def test_a_lesser_check_does_not_replace_a_greater_one(evaluated: Path) -> None:
+    def inputs() -> dict[str, Any]:
+        return dict(evidence.read(evaluated)["verify"].record["inputs"])
+
+    assert invoke("verify", evaluated).exit_code == 0
+    assert inputs() == {"source": "hybrid-5m", "level": "default"}
+    assert invoke("verify", evaluated, "--deep").exit_code == 0
+    assert (inputs()["source"], inputs()["level"]) == (None, "deep")
+
+
 @pytest.mark.parametrize("arguments", [["--no-evidence"], ["--headers"]])
 def test_verify_writes_nothing_where_it_is_told_so_or_reads_no_weights(evaluated: Path, arguments: list[str]) -> None:
     path = evaluated / "sparkquant/evidence/verify.json"
@@ -167,6 +177,13 @@ def test_a_linked_evidence_folder_is_not_written_through(evaluated: Path, tmp_pa
     with pytest.raises(UsageError, match="is a link"):
         evidence.record(evaluated, "bench", {})
     assert evidence.read(evaluated) == {}
+
+
+def test_a_folder_that_no_digest_can_name_is_checked_all_the_same(evaluated: Path) -> None:
+    os.mkfifo(evaluated / "pipe")
+    result = invoke("verify", evaluated)
+    assert result.exit_code == 4
+    assert "no evidence was kept" in result.stderr
 
 
 def test_a_snapshot_of_the_hub_cache_is_not_written(evaluated: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def _client(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> Publish:
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("HF_TOKEN", WRITER)
     monkeypatch.setattr(hub_module, "PAUSES", (0.01, 0.01))
     return sparkquant.publish
