@@ -34,7 +34,7 @@ class Recording:
         self._folder, self._verb = folder, verb
         self._state = None
         root = Path(folder)
-        if not wanted or not (root / evidence.PLAN).is_file():
+        if not wanted or not os.path.isfile(root / evidence.PLAN):  # noqa: PTH113 (False for names that cannot be)
             return
         try:
             if reason := evidence.unrecordable(root):
