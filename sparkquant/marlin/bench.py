@@ -21,7 +21,7 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.engine.versions import engine_named
 from sparkquant.errors import CheckFailed, EnvironmentMissing, UsageError
 from sparkquant.evaluation_data import Data
-from sparkquant.events import Advanced, Finished, Said, Started
+from sparkquant.events import Said
 from sparkquant.marlin.bench_record import FEWEST_ROUNDS, BenchRecord, make_record
 from sparkquant.marlin.client import Client, Completion, at_once
 from sparkquant.marlin.controls import SERVED
@@ -198,8 +198,6 @@ def measure(
     kinds = {
         kind: [ask for ask in prompts.asks if ask.kind == kind] for kind in dict.fromkeys(a.kind for a in prompts.asks)
     }
-    steps = len(kinds) + len(WIDTHS) + 1
-    listener(Started("bench", steps))
     state = _State(client, chosen, client.metrics().cache.get("enable_prefix_caching", "") != "False")
     begin = client.metrics()
     decode: dict[str, Any] = {}
@@ -211,17 +209,16 @@ def measure(
         accepted = client.metrics().acceptance(before)
         if accepted is not None:
             acceptance[kind] = accepted
-        listener(Advanced("bench", 1, f"one stream, {kind}"))
+        listener(Said(f"measured: one stream, {kind}"))
     aggregate: dict[str, Any] = {}
     mixed = _mixed(kinds)
     for width in WIDTHS:
         asks = mixed[: max(FEWEST_REQUESTS, width)]
         state.round(asks, width)
         aggregate[str(width)] = {"rounds": state.rounds(lambda a=asks, w=width: state.together(a, w))}
-        listener(Advanced("bench", 1, f"{width} streams"))
+        listener(Said(f"measured: {width} streams"))
     prefill = state.prefill(prompts.rows)
-    listener(Advanced("bench", 1, "prefill"))
-    listener(Finished("bench"))
+    listener(Said("measured: prefill"))
     end = client.metrics()
     hits = end.cache_hit_rate(begin) or 0.0
     answers = state.answers

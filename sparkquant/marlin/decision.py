@@ -155,8 +155,22 @@ def _scored_nan(run: Observation | None) -> bool:
     return run is not None and ("NaN" in run.scoring or "no numbers" in run.scoring)
 
 
+def _sick_reference(case: Case) -> bool:
+    """A quarter of the reference's own answers are structurally broken: nothing can be held against it."""
+    run = case.seen.get(Role.REFERENCE)
+    if run is None or run.failed:
+        return False
+    broken = [found for found in run.findings(1).values() if any(finding.broken for finding in found)]
+    return len(broken) * 4 > len(run.answers.get(1, ())) or _scored_nan(run)
+
+
 def _coherence(case: Case) -> Verdict | None:
     """Answers of the candidate when asked one by one."""
+    if _sick_reference(case):
+        what = "the reference's own answers are structurally broken: the engine, or the reference, is at fault"
+        case.note(what, Role.REFERENCE, source="coherence")
+        missing = ("a reference whose answers are sound",)
+        return case.verdict(Outcome.INCONCLUSIVE, what, _diagnose(case), missing)
     found = _strongly(case, Role.CANDIDATE, 1)
     if _scored_nan(case.candidate) and not _scored_nan(case.seen.get(Role.REFERENCE)):
         found |= {-1: case.candidate.scoring}

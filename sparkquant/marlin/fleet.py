@@ -1,4 +1,4 @@
-"""Make several runs, each with a fresh server, a few at once when asked; nothing is left behind, whatever happens."""
+"""Make several runs, each with a fresh server, some at once where asked; nothing is left behind, whatever happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
-from sparkquant.events import Advanced, Finished, Listener, Said, Started
+from sparkquant.events import Listener, Said
 from sparkquant.marlin.client import Client
 from sparkquant.marlin.controls import SERVED, Bench, Observation, Role, Task, questions
 from sparkquant.marlin.log import read_log_file
@@ -70,19 +70,17 @@ def run_all(
     """
     fleet = Fleet(bench, listener)
     found: dict[Role, Observation] = {}
-    listener(Started("validate", len(tasks)))
     with ThreadPoolExecutor(parallel, thread_name_prefix="run") as pool:
         try:
             for number, run in enumerate(_as_they_end(pool, fleet, tasks, after)):
                 found[run.role] = run
                 told = run.failed or run.died or "done"
-                listener(Advanced("validate", 1, f"{run.role} ({number + 1} of {len(tasks)}): {told}"))
+                listener(Said(f"{run.role}, {number + 1} of {len(tasks)} runs: {told}"))
                 if run.role is Role.CANDIDATE and run.failed:
                     fleet.end()
         except BaseException:
             fleet.end()
             raise
-    listener(Finished("validate"))
     return {task.role: found[task.role] for task in tasks if task.role in found and not _left_out(found[task.role])}
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from sparkquant import events
 from sparkquant.checkpoint import Checkpoint
+from sparkquant.engine.kernels import atomic_add_applies
+from sparkquant.marlin.dialect import ATOMIC_ADD
 from sparkquant.marlin.predicted import scheme_of
 from sparkquant.report import Report
 
@@ -40,20 +42,35 @@ class Preflight:
         """Schemes that Marlin takes, by itself or when it is asked for."""
         found = {}
         for row in self._rows:
-            if "marlin" in f"{row['kernel']} {row['reason']}".lower() and scheme_of(row["scheme"]) in ("int", "nvfp4"):
+            if _marlin(row):
                 found[scheme_of(row["scheme"])] = "marlin"
         return found
 
     @property
+    def atomic_layers(self) -> list[Mapping[str, Any]]:
+        """Rows of dense layers that the flag can affect once Marlin runs them, as the gate makes it do."""
+        return [row for row in self._rows if _marlin(row) and not _is_moe(row) and self._acts(row)]
+
+    @property
     def atomic_add(self) -> str:
         """What the flag changes here, in words; experts never use it."""
-        told = str(self.table.get("atomic_add", ""))
-        moe = "; Marlin MoE ignores the variable" if self.experts else ""
-        return told + moe
+        rows = [f"{row['count']} x {row['class']} {row['size']}" for row in self.atomic_layers]
+        told = f"acts on {', '.join(rows)}" if rows else "changes nothing here: no dense Marlin layer has n < 2048 <= k"
+        moe = "; Marlin MoE ignores it" if self.experts else ""
+        return f"{ATOMIC_ADD}=1 {told}{moe}"
+
+    def _acts(self, row: Mapping[str, Any]) -> bool:
+        n, k = row["padded"] or row["size"]
+        return atomic_add_applies(n, k, capability=str(self.table.get("capability") or "12.1"))
 
     @property
     def _rows(self) -> list[Mapping[str, Any]]:
         return list(self.table.get("rows", ()))
+
+
+def _marlin(row: Mapping[str, Any]) -> bool:
+    """Marlin takes it, by itself or when it is asked for."""
+    return scheme_of(row["scheme"]) in ("int", "nvfp4") and "marlin" in f"{row['kernel']} {row['reason']}".lower()
 
 
 def _is_moe(row: Mapping[str, Any]) -> bool:

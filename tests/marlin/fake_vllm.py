@@ -16,6 +16,7 @@ Its language model is a hash, so answers are reproducible, varied and end by the
     orphan        leaves a child in a session of its own  stubborn      ignores SIGTERM
     utf8          broken characters                       empty         empty answers
     no-graphs-log nothing about captured graphs           bangs         `!!!!` in every answer
+    reference     `!!!!` in every answer, of the reference too
 """
 
 from __future__ import annotations
@@ -175,8 +176,10 @@ class Engine:
         return "\n".join(lines) + "\n"
 
 
-def text_of(ids: list[int]) -> str:
-    if FAULT == "bangs":
+def text_of(ids: list[int], quantized: bool) -> str:
+    if not quantized and FAULT != "reference":
+        return "".join(f" w{token}" for token in ids if token != EOS)
+    if FAULT in ("bangs", "reference"):
         return "Hello !!!!!!!!"
     if FAULT == "utf8":
         return "caf\ufffd and so on"
@@ -239,7 +242,12 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(ids, reason, len(prompt))
             return
         time.sleep(DELAY * len(ids))
-        choice: dict[str, Any] = {"index": 0, "text": text_of(ids), "finish_reason": reason, "token_ids": ids}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": text_of(ids, engine.quantized),
+            "finish_reason": reason,
+            "token_ids": ids,
+        }
         if asked.get("logprobs") is not None:
             choice["logprobs"] = {
                 "tokens": [f"token_id:{token}" for token in ids], "token_logprobs": [-0.5 for _ in ids],
