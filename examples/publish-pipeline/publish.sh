@@ -6,7 +6,7 @@
 #
 # RECIPE  a shipped recipe or a file; without it the model's own recipe, or the default
 # OUT     the folder of the result (the name of REPO)
-# ROWS    at most so many evaluation rows (all)
+# ROWS, TOKENS   at most so many evaluation rows, cut to so many tokens (all of them, whole)
 # VLLM    where vLLM is installed, on a machine with a GPU; without it pass --allow-missing validate
 set -eu
 : "${MODEL:?a hub id or a folder}" "${REPO:?owner/name on the hub}"
@@ -14,7 +14,7 @@ OUT=${OUT:-${REPO##*/}}
 
 [ -d "$OUT" ] || sparkquant quantize "$MODEL" ${RECIPE:+-r "$RECIPE"} -o "$OUT"
 sparkquant verify "$OUT" --source "$MODEL" --deep
-sparkquant evaluate "$OUT" --source "$MODEL" ${ROWS:+--rows "$ROWS"}
+sparkquant evaluate "$OUT" --source "$MODEL" ${ROWS:+--rows "$ROWS"} ${TOKENS:+--tokens "$TOKENS"}
 if [ -n "${VLLM:-}" ]; then
   sparkquant validate "$OUT" --reference "$MODEL" --vllm "$VLLM"
 fi
