@@ -57,7 +57,7 @@ def _bench_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, rate in _part(medians, "decode").items():
         yield f"decode, one stream, {kind}", f"{rate} tokens per second"
     for width, rate in _part(medians, "aggregate").items():
-        yield f"all of {width} streams together", f"{rate} tokens per second"
+        yield f"{width} at once, together", f"{rate} tokens per second"
     for key, title, unit in (("prefill", "prefill", "tokens per second"), ("first_token", "first token", "seconds")):
         if key in medians:
             yield title, f"{medians[key]} {unit}"
@@ -72,14 +72,18 @@ def _part(fields: Any, key: str) -> Mapping[str, Any]:
 
 
 def _rows(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every plain value by its path; names of environment variables stay as they are."""
     for key, value in fields.items():
-        name = f"{prefix}{key}".replace("_", " ")
+        name = f"{prefix}{key if key.isupper() else key.replace('_', ' ')}"
         if isinstance(value, Mapping):
-            yield from _rows(value, f"{prefix}{key}: ")
+            yield from _rows(value, f"{name}: ")
         elif isinstance(value, bool) or value is None:
             yield name, {True: "yes", False: "no", None: "none"}[value]
-        elif isinstance(value, int | float | str):
-            yield (
-                name,
-                f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else value,
-            )
+        elif isinstance(value, int):
+            yield name, f"{value:,}"
+        elif isinstance(value, float):
+            yield name, f"{value:.4g}"
+        elif isinstance(value, str):
+            yield name, value or "none"
+        elif all(isinstance(item, str | int | float) for item in value):
+            yield name, ", ".join(map(str, value)) or "none"

@@ -16,6 +16,7 @@ from sparkquant import evidence
 from sparkquant.card import NOTES_BEGIN, NOTES_END, CardPlace, Standing, card_text, standing_of
 from sparkquant.card_metadata import card_metadata
 from sparkquant.errors import CheckpointError
+from sparkquant.marlin.bench_record import make_record
 from sparkquant.recipe_files import recipe_names
 from sparkquant.serve_command import serve_command, serve_flags
 from tests.cli.running import DEMO, invoke
@@ -172,6 +173,29 @@ def test_a_run_is_shown_with_its_conditions(ready: Path) -> None:
     shown = section(card(ready), "Throughput")
     for row in ("| decode: c1 | 41.25 |", "| prompts | distinct |", "| speculative: method | mtp |"):
         assert row in shown
+
+
+BENCH = {
+    "model": "out", "versions": {"vllm": "0.25.1", "sparkquant": "0.1.0"}, "capability": "9.0", "hardware": "a GPU",
+    "environment": {"VLLM_MARLIN_USE_ATOMIC_ADD": "1"}, "arguments": ["--enforce-eager"],
+    "speculation": {"method": "none", "k": 0}, "thinking": False, "cache": {"state": "off", "hit_rate": 0.0},
+    "lengths": {"prompt": 300.0, "output": 120.0, "max_tokens": 256, "ended": 0.9}, "kv_cache_tokens": 20000,
+    "prompts": "bundled conversations", "distinct_prompts": 12, "warm_up_rounds": 1, "acceptance": {},
+    "decode": {"edit": {"rounds": [40.0, 41.0, 60.0]}}, "aggregate": {"8": {"rounds": [200.0, 210.0, 205.0]}},
+    "prefill": {"rounds": [1000.0, 1010.0, 990.0]}, "first_token": {"rounds": [0.3, 0.31, 0.29]},
+}  # fmt: skip
+
+
+def test_a_benchmark_is_medians_and_all_its_conditions(ready: Path) -> None:
+    evidence.record(ready, "bench", make_record(BENCH).as_json())
+    shown = section(card(ready), "Throughput")
+    assert "| decode, one stream, edit | 41.0 tokens per second |" in shown
+    assert "| 8 at once, together | 205.0 tokens per second |" in shown
+    for row in ("cache: state | off", "capability | 9.0", "arguments | --enforce-eager", "thinking | no",
+                "environment: VLLM_MARLIN_USE_ATOMIC_ADD | 1", "speculation: method | none", "hardware | a GPU",
+                "lengths: output | 120", "distinct prompts | 12", "versions: vllm | 0.25.1"):  # fmt: skip
+        assert f"| {row} |" in shown, row
+    assert "the rounds differ by" in shown  # its own warnings come along
 
 
 def test_a_record_of_another_shape_is_told(ready: Path) -> None:
