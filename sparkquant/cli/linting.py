@@ -19,7 +19,7 @@ Format = Literal["text", "github"]
 def lint(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Recipe files, or folders of model repositories.", show_default=False),
+        typer.Argument(metavar="PATH", help="Recipe files, or folders of model repositories.", show_default=False),
     ],
     style: Annotated[
         str, typer.Option("--format", metavar="text|github", help="github: annotations of a workflow run.")
