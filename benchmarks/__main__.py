@@ -6,7 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
-NAMES = ("data_free",)
+NAMES = ("data_free", "verify")
+MODULES = {"verify": "verify_speed"}
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
     arguments.work.mkdir(parents=True, exist_ok=True)
     for name in arguments.names or NAMES:
-        importlib.import_module(f"benchmarks.{name}").main(arguments.work.resolve())
+        importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").main(arguments.work.resolve())
 
 
 if __name__ == "__main__":

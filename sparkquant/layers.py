@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -101,6 +101,7 @@ class TensorRule:
     optional  some layers of the family lack this part of the fused module by design
     required  no model of the family works without this tensor (lm_head: unless it is tied)
     groups    how many equal groups its rows hold, where ranks must share them evenly once it is quantized; 0 is any
+    shape     its shape in the letters of `sparkquant.sizes` (`2*A*D|A*D, H`); "" where it is not checked
     """
 
     pattern: str
@@ -115,6 +116,7 @@ class TensorRule:
     optional: bool = False
     groups: int = 0
     required: bool = False
+    shape: str = ""
 
     def plain_in(self, version: str) -> str:
         """Why an engine version loads this tensor in 16 bits only; "" when it takes a scheme."""
@@ -178,6 +180,9 @@ class Layout:
                     `[a:b]` at the end of a replacement means those rows of the live tensor, `[i/n]` the i-th of n
                     equal pieces of it
     absent          engine versions without this model class
+    architectures   model classes that load this family; the first is the usual one
+    activation      what config.json calls the function inside MLPs and experts; "" when it does not say
+    sizes           letter of a shape -> (what config.json calls it, its value), for `sparkquant.sizes`
     """
 
     family: str
@@ -188,6 +193,9 @@ class Layout:
     experts: tuple[int, int] = (0, 0)
     live_names: tuple[tuple[str, str], ...] = ()
     absent: tuple[Limit, ...] = ()
+    architectures: tuple[str, ...] = ()
+    activation: str = ""
+    sizes: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def engines(self) -> tuple[str, ...]:

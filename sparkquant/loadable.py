@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparkquant.decisions import Decision
+from sparkquant.engine.routing import Load, refusals
+from sparkquant.engine.versions import Engine
 from sparkquant.errors import Problem
 from sparkquant.layers import ENGINES, Layout, Placement
 
@@ -32,6 +34,12 @@ def engine_faults(layout: Layout, blocked: Blocked, engine: str | None) -> Itera
         version = versions[-1]
         for decision, reason in blocked[version]:
             yield Problem(decision.tensor, f"vLLM {version}: {reason}", f"write `{decision.layer_class}: keep`")
+
+
+def kernel_faults(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> Iterator[Problem]:
+    """Modules that no kernel of the engine takes, on the target's capability and the ranks asked for."""
+    for name, reason in refusals(loads, engine, tp, capability).items():
+        yield Problem(name, f"vLLM {engine.rules} on {capability}: {reason}", "keep its class in 16 bits")
 
 
 def engine_notes(layout: Layout, blocked: Blocked) -> Iterator[str]:

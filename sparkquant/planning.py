@@ -8,25 +8,25 @@ The digest of a plan is the identity of the job: resuming and evidence refer to 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkquant.checkpoint import Checkpoint, TensorHeader
 from sparkquant.decisions import Decision, OutputShard, Plan
-from sparkquant.engine.versions import engine_named
+from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
 from sparkquant.footprint import footprint
-from sparkquant.layers import MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
+from sparkquant.layers import ENGINES, MINIMUM_BITS, PROTECTED, LayerClass, Layout, Placement, classify
 from sparkquant.layouts import layout_for
-from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes
+from sparkquant.loadable import blocked_by_version, engine_faults, engine_notes, kernel_faults
 from sparkquant.quantizers import quantizer_faults
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
 from sparkquant.repository_recipe import chosen_recipe
 from sparkquant.requantizing import as_16_bit, explained, record, require_permission
 from sparkquant.requantizing import notes as requantizing_notes
+from sparkquant.routing import plan_loads
 from sparkquant.schemes import OutputTensor, Scheme
 from sparkquant.source import locate
 from sparkquant.structure import structure_faults
@@ -47,6 +47,7 @@ def plan(
     tp: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     engine: str | None = None,
+    capability: str | None = None,
     allow_requantize: bool = False,
 ) -> Plan:
     """The plan that `quantize` would carry out, from headers alone. Arguments and errors are those of `quantize`.
@@ -64,6 +65,7 @@ def plan(
         shard_bytes=shard_bytes,
         overlaid=found.overlay,
         engine=engine,
+        capability=capability,
         allow_requantize=allow_requantize,
     )
 
@@ -76,6 +78,7 @@ def make_plan(
     shard_bytes: int = SHARD_BYTES,
     overlaid: Iterable[str] = (),
     engine: str | None = None,
+    capability: str | None = None,
     allow_requantize: bool = False,
 ) -> Plan:
     """Decide everything. Raises PlanError with every reason why recipe and checkpoint do not fit, all at once.
@@ -84,11 +87,14 @@ def make_plan(
     `overlaid` names the tensors whose weights come from a live model rather than from the checkpoint's files.
     `engine` is the vLLM version ("0.33", "vllm==0.33.0") that must load the result, and a plan that it cannot load is
     refused. Without it a plan is good when any supported version loads it: `Plan.engines` says which, `notes` why
-    others do not. A family that none of them has is planned too, with a note: other programs may read the result.
+    others do not; `capability` (that of the recipe's target by default) is then where kernels must take every module.
+    A family that none of them has is planned too, with a note: other programs may read the result.
     A source that is quantized is read dequantized; `allow_requantize` lets its weights go below 8 bits.
     """
     _require_numbers(tp, shard_bytes)
-    rules = None if engine is None else engine_named(engine).rules
+    named = None if engine is None else engine_named(engine)
+    if capability is not None:
+        require_capability(capability)
     layout = layout_for(checkpoint.config, source=str(checkpoint.path / "config.json"))
     checkpoint = as_16_bit(checkpoint)
     if checkpoint.computed and any(True for _ in overlaid):
@@ -109,21 +115,15 @@ def make_plan(
     decisions = explained(decisions, checkpoint)
     require_permission(decisions, checkpoint, allowed=allow_requantize)
     problems += _mixed_groups(decisions.values())
-    problems += _incomplete_groups(placements.values())
     blocked = blocked_by_version(decisions.values(), placements)
-    problems += engine_faults(layout, blocked, rules)
+    problems += engine_faults(layout, blocked, None if named is None else named.rules)
     problems += quantizer_faults(decisions.values(), layout.family, recipe.method)
     problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
-    if problems:
-        raise PlanError(
-            f"recipe {recipe.name!r} cannot be applied to {checkpoint.path}",
-            hint="`sparkquant recipes ls` lists recipes by family; `plan --explain TENSOR` shows one decision",
-            problems=problems,
-        )
+    _require_none(problems, recipe, checkpoint)
     notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *engine_notes(layout, blocked))
     notes = (*requantizing_notes(decisions, checkpoint), *notes)
     shards = _shard_map(checkpoint, decisions, shard_bytes)
-    return Plan(
+    made = Plan(
         source={
             "model_type": checkpoint.config.get("model_type"),
             "architectures": checkpoint.config.get("architectures"),
@@ -139,6 +139,21 @@ def make_plan(
         notes=notes,
         engines=tuple(version for version in layout.engines if not blocked[version]),
     )
+    if named is not None or capability is not None:
+        named = named or engine_named(made.engines[-1] if made.engines else ENGINES[-1])
+        loads = plan_loads(made, named.rules)
+        faults = kernel_faults(loads, named, tp, capability or recipe.target.capability)
+        _require_none(list(faults), recipe, checkpoint)
+    return made
+
+
+def _require_none(problems: Sequence[Problem], recipe: Recipe, checkpoint: Checkpoint) -> None:
+    if problems:
+        raise PlanError(
+            f"recipe {recipe.name!r} cannot be applied to {checkpoint.path}",
+            hint="`sparkquant recipes ls` lists recipes by family; `plan --explain TENSOR` shows one decision",
+            problems=problems,
+        )
 
 
 def _require_numbers(tp: Any, shard_bytes: Any) -> None:
@@ -286,23 +301,6 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
             )
 
 
-def _incomplete_groups(placements: Iterable[Placement]) -> Iterator[Problem]:
-    """Fused modules that lack a part which their siblings in other layers have: the engine would load garbage."""
-    kinds: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for placement in placements:
-        if placement.rule.linear and placement.layer is not None and not placement.rule.optional:
-            # A layer of another kind may have one tensor under the name of the module that others fuse.
-            kind = re.sub(r"(?<=\.)\d+(?=\.|$)", "N", placement.group), placement.rule.fused
-            parent = placement.group.rpartition(".")[0]
-            kinds[kind][placement.group].add(placement.module.removeprefix(parent))
-    for groups in kinds.values():
-        whole = set().union(*groups.values())
-        for group, members in groups.items():
-            lost = [f"{group.rpartition('.')[0]}{part}" for part in sorted(whole - members)]
-            if lost:
-                yield Problem(group, f"lacks {', '.join(lost)}", "fetch the checkpoint again: a part of it is missing")
-
-
 def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:
     for d in decisions:
         if d.scheme is None:
@@ -336,6 +334,11 @@ def _notes(
             f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no {tensor}:"
             " it was lost before; speculative decoding with MTP will not work"
         )
+    if (
+        isinstance(checkpoint.config.get("vision_config"), Mapping)
+        and not {LayerClass.VISION, LayerClass.AUDIO} & present
+    ):
+        yield "config.json declares a vision tower, but the checkpoint has none: the result cannot read images"
     head = recipe.schemes.get(LayerClass.LM_HEAD) is not None and not layout.tied_head
     if head and (reason := layout.never_quantized.get(LayerClass.LM_HEAD)):
         yield f"lm_head stays 16-bit: {reason}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkquant.decisions import Decision, Plan
-from sparkquant.engine.routing import Load, Routes, routes_of
+from sparkquant.engine.routing import CAPABILITIES, Load, Routes, routes_of
 from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import UsageError
 from sparkquant.layers import ENGINES
@@ -24,7 +24,8 @@ def engine_routes(
     subject     a plan, or the folder of a quantized checkpoint of any producer (its headers are read)
     version     `vllm==0.25.1` or `0.25`; without one the newest that loads the plan
     tp          tensor-parallel sizes
-    capability  compute capability of the GPU; without one the target of the plan's recipe, or 12.1
+    capability  compute capability of the GPU; without one the target of the plan's recipe, or 12.1, and the others
+                of `CAPABILITIES` as `elsewhere`
 
     Raises UsageError for an engine, a size or a capability that is not known.
     """
@@ -36,13 +37,15 @@ def engine_routes(
         newest = subject.engines[-1] if subject.engines else ENGINES[-1]
         engine = engine_named(version or newest)
         loads = plan_loads(subject, engine.rules)
-        return routes_of(loads, engine, tp, capability or subject.recipe.target.capability)
+        target = capability or subject.recipe.target.capability
+        return routes_of(loads, engine, tp, target, elsewhere=() if capability else CAPABILITIES)
     from sparkquant.verification.loads import checkpoint_loads
     from sparkquant.verification.subject import Serving, Subject, open_checkpoint
 
     engine = engine_named(version or ENGINES[-1])
     opened = Subject(open_checkpoint(Path(subject)), None, Serving(engine, tuple(tp), capability))
-    return routes_of(checkpoint_loads(opened), engine, tp, capability or "12.1")
+    elsewhere = () if capability else CAPABILITIES
+    return routes_of(checkpoint_loads(opened), engine, tp, capability or "12.1", elsewhere=elsewhere)
 
 
 def plan_loads(plan: Plan, version: str) -> Iterator[Load]:
@@ -66,6 +69,7 @@ def plan_loads(plan: Plan, version: str) -> Iterator[Load]:
             row_parallel=any(rule is not None and rule.row_parallel for rule in rules),
             is_moe=is_moe,
             plain=reason,
+            activation=plan.layout.activation,
         )
 
 

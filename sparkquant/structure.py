@@ -12,9 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkquant.checkpoint import Checkpoint
+from sparkquant.completeness import (
+    TYPES,
+    absent_companions,
+    absent_experts,
+    absent_parts,
+    broken_layers,
+    incomplete_draft,
+    incomplete_tower,
+)
 from sparkquant.errors import Problem
+from sparkquant.formats.stored import modules_of
 from sparkquant.layers import LayerClass as C
 from sparkquant.layers import Layout, Placement
+from sparkquant.layouts import families_of
+from sparkquant.sizes import size_faults
 
 AGAIN = "fetch the checkpoint again: a part of it is missing"
 OTHER = "check that config.json and every shard belong to the same checkpoint"
@@ -41,16 +53,27 @@ _HIDDEN: Mapping[C, int] = {
 }  # fmt: skip
 """The axis that reads or writes the residual stream; blocks that read it beside the embedding are twice as wide."""
 
+_NORMS_BY_MIXER = ("olmo_hybrid",)
+"""Families whose layers with attention have other norms than those with a recurrence."""
+
+_MIXERS = frozenset({C.ATTENTION_QKV, C.MLA_Q, C.LINEAR_ATTENTION_QKVZ, C.SSM_IN})
+
 _FAMILY: Mapping[C, C] = {
     layer_class: whole[0] for whole in _WHOLE for layer_class in whole if layer_class is not C.ROUTER
 }
 
 
 def structure_faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]) -> Iterator[Problem]:
-    """Everything that is missing, named twice, or of a shape that cannot be."""
-    if not checkpoint.tensors:
-        return
-    yield from _architecture_faults(checkpoint.config)
+    """Everything that is missing, named twice, or of a shape that cannot be; one fault for each name."""
+    told: set[str] = set()
+    for problem in _faults(checkpoint, layout, placements) if checkpoint.tensors else ():
+        if problem.where not in told or problem.where == "config.json":
+            told.add(problem.where)
+            yield problem
+
+
+def _faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    yield from _architecture_faults(checkpoint.config, layout)
     if not checkpoint.config.get("vision_config"):
         seeing = [name for name, placement in placements.items() if placement.layer_class is C.VISION]
         if seeing:
@@ -59,21 +82,66 @@ def structure_faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping
     yield from _name_faults(placements)
     yield from _top_faults(checkpoint, layout, placements)
     yield from _shape_faults(checkpoint, placements)
+    shapes = {name: header.shape for name, header in checkpoint.tensors.items()}
+    yield from size_faults(layout, placements, shapes)
+    yield from _incomplete_regions(checkpoint, layout, placements)
     layers = _layers(placements)
     if not layers:
         yield Problem("layers", "no tensor of any layer is stored", AGAIN)
+    yield from _missing(checkpoint, layout, placements)
     for place, names in layers.items():
         yield from _lonely_parts(place, names, layout, placements)
-    yield from _unlike_siblings(checkpoint, layers, placements)
+    yield from _unlike_siblings(checkpoint, layout, layers, placements)
 
 
-def _architecture_faults(config: Mapping[str, Any]) -> Iterator[Problem]:
+def _missing(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    """What config.json, the family or the other parts of a module demand."""
+    text = checkpoint.text_config
+    yield from (Problem(where, what, AGAIN) for where, what in broken_layers(layout, text, placements))
+    what = "is missing, yet config.json counts it or other experts have it"
+    yield from (Problem(name, what, AGAIN) for name in absent_experts(layout.experts[0], placements))
+    what = "is missing, yet the other parts of its module are stored"
+    yield from (Problem(name, what, AGAIN) for name in absent_parts(layout, placements))
+    what = "is missing, yet config.json or tensors that need it have it"
+    yield from (Problem(name, what, AGAIN) for name in absent_companions(layout, text, placements))
+
+
+def _architecture_faults(config: Mapping[str, Any], layout: Layout) -> Iterator[Problem]:
     found = config.get("architectures")
     if found is None:
         return
     if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], str) or not found[0].isidentifier():
         what = f"architectures is {str(found)[:80]}, not a list with the name of one class"
         yield Problem("config.json", what, "fetch config.json again: loaders choose the model's class by it")
+    elif fault := architecture_fault(found[0], config, layout):
+        yield Problem("config.json", fault, f"restore the class of the model, {' or '.join(layout.architectures)}")
+
+
+def architecture_fault(name: str, config: Mapping[str, Any], layout: Layout) -> str:
+    """Why a class does not load this family; "" when it does, or when the checkpoint brings the class's code."""
+    if name in layout.architectures or isinstance(config.get("auto_map"), Mapping):
+        return ""
+    others = [family for family in families_of(name) if family != layout.family]
+    owner = f"a class of {', '.join(others)}" if others else "no class that loads this family"
+    return f"architectures names {name[:80]}, {owner}, yet model_type is {str(config.get('model_type'))[:80]}"
+
+
+def _incomplete_regions(
+    checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]
+) -> Iterator[Problem]:
+    """Draft head and vision tower: all of it or nothing."""
+    modules = modules_of(checkpoint.tensors)
+    of_class: dict[C, set[str]] = defaultdict(set)
+    for module, tensors in modules.items():
+        of_class[placements[next(iter(tensors.values())).name].layer_class].add(module)
+    draft = incomplete_draft(layout, checkpoint.text_config, modules, of_class[C.MTP])
+    what = "is missing in the draft head, of which other parts are stored"
+    yield from (Problem(name, what, AGAIN) for name in sorted(draft))
+    tower = checkpoint.config.get("vision_config")
+    lost = incomplete_tower(layout, tower if isinstance(tower, Mapping) else {}, of_class[C.VISION])
+    if of_class[C.VISION]:
+        what = "is missing in the vision tower, of which other parts are stored"
+        yield from (Problem(name, what, AGAIN) for name in lost)
 
 
 def _name_faults(placements: Mapping[str, Placement]) -> Iterator[Problem]:
@@ -138,19 +206,71 @@ def _lonely_parts(
 
 
 def _unlike_siblings(
-    checkpoint: Checkpoint, layers: Mapping[tuple[str, int], Mapping[str, str]], placements: Mapping[str, Placement]
+    checkpoint: Checkpoint,
+    layout: Layout,
+    layers: Mapping[tuple[str, int], Mapping[str, str]],
+    placements: Mapping[str, Placement],
 ) -> Iterator[Problem]:
+    """What some layers lack: components (`mlp`) that others of the kind have, and parts that like components have."""
     kinds: dict[tuple[Any, ...], list[tuple[str, int]]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[tuple[str, dict[str, str]]]] = defaultdict(list)
+    components: dict[tuple[str, int], set[str]] = {}
     for place, names in layers.items():
-        kinds[_kind(checkpoint, place, names, placements)].append(place)
+        parts = _components(names)
+        said = _said(checkpoint, place[1])
+        components[place] = {
+            part for part, inner in parts.items() if not all(map(_varies, _placed(inner, placements)))
+        } - {""}
+        kinds[(place[0], _made_of(names, placements), said)].append(place)
+        for part, inner in parts.items():
+            made: Any = _made_of(inner if part else names, placements)
+            made = made if part else (made & _MIXERS if layout.family in _NORMS_BY_MIXER else "hybrid" in said)
+            kind = place[0], _NUMBER.sub("N", part), made
+            alike[kind].append((f"{place[0]}.{place[1]}.{part}".rstrip("."), inner))
     for places in kinds.values():
-        placed = {rest: placements[name] for place in places for rest, name in layers[place].items()}
-        # The parts of a fused module are compared with each other by the plan.
-        whole = {rest for rest, placement in placed.items() if not _varies(placement) and not placement.rule.fused}
+        every = set().union(*(components[place] for place in places))
         for place in places:
-            for rest in sorted(whole - layers[place].keys()):
-                yield Problem(f"{place[0]}.{place[1]}.{rest}", "is missing, yet layers of the same kind have it", AGAIN)
+            for part in sorted(every - components[place]):
+                yield Problem(f"{place[0]}.{place[1]}.{part}", "is missing, yet layers of the same kind have it", AGAIN)
         yield from _odd_shapes(checkpoint, places, layers, placements)
+    for found in alike.values():
+        whole = {rest for _, inner in found for rest, name in inner.items() if not _varies(placements[name])}
+        for where, inner in found:
+            for rest in sorted(whole - inner.keys()):
+                yield Problem(f"{where}.{rest}", "is missing, yet layers of the same kind have it", AGAIN)
+
+
+def _components(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """`self_attn` -> its tensors; "" for what lies directly below the layer."""
+    found: dict[str, dict[str, str]] = defaultdict(dict, {"": {}})
+    for rest, name in names.items():
+        module = rest.removesuffix(".weight").removesuffix(".bias")
+        part = module.rpartition(".")[0]
+        found[part][rest.removeprefix(f"{part}.")] = name
+    return found
+
+
+def _placed(names: Mapping[str, str], placements: Mapping[str, Placement]) -> Iterator[Placement]:
+    return (placements[name] for name in names.values())
+
+
+def _made_of(names: Mapping[str, str], placements: Mapping[str, Placement]) -> frozenset[str]:
+    """Classes of the matrices, each by the first of its part, and the names of what some layers lack by design."""
+    found: set[str] = set()
+    for rest, name in names.items():
+        placement = placements[name]
+        if placement.rule.optional:
+            found.add(rest)
+        elif placement.rule.linear:
+            found.add(_FAMILY.get(placement.layer_class, placement.layer_class))
+    return frozenset(found)
+
+
+def _said(checkpoint: Checkpoint, number: int) -> tuple[str, ...]:
+    """What config.json says of one layer by itself."""
+    config = checkpoint.text_config
+    lists = (config.get(key) for key in (*TYPES, "intermediate_size"))
+    return tuple(str(value[number]) for value in lists if isinstance(value, list | str) and number < len(value))
 
 
 def _odd_shapes(
@@ -180,23 +300,4 @@ def _odd_shapes(
 
 def _varies(placement: Placement) -> bool:
     """Parts that some layers of a kind lack, or have in other sizes, by design."""
-    return placement.rule.optional or placement.layer_class is C.ADAPTER
-
-
-def _kind(
-    checkpoint: Checkpoint, place: tuple[str, int], names: Mapping[str, str], placements: Mapping[str, Placement]
-) -> tuple[Any, ...]:
-    """What makes layers siblings: the parts in them, and what config.json says of each layer by itself."""
-    parts: set[tuple[str, str]] = set()
-    for rest, name in names.items():
-        placement = placements[name]
-        if rest.count(".") > 1:
-            parts.add((rest.partition(".")[0], ""))
-        if placement.rule.optional:
-            parts.add((rest, "optional"))
-        elif placement.rule.linear:
-            parts.add((rest.partition(".")[0], str(_FAMILY.get(placement.layer_class, placement.layer_class))))
-    config, number = checkpoint.text_config, place[1]
-    lists = (config.get(key) for key in ("layer_types", "intermediate_size", "layers_block_type"))
-    said = tuple(str(value[number]) for value in lists if isinstance(value, list) and number < len(value))
-    return place[0], frozenset(parts), said
+    return placement.rule.optional

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +200,18 @@ def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
             style = "bold red" if kernel.startswith("refused") else ""
             grid.add_row(label, scheme, ranks, kernel, f"{count:,}", style=style)
     yield Padding(grid, (0, 0, 0, 2))
-    yield from (Padding(Text(clean(note)), (0, 0, 0, 2)) for note in (table["atomic_add"], *table["notes"]))
+    notes = (*_elsewhere(table["elsewhere"]), table["atomic_add"], *table["notes"])
+    yield from (Padding(Text(clean(note)), (0, 0, 0, 2)) for note in notes)
+
+
+def _elsewhere(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """One line per other capability: how many modules run where."""
+    for capability, rows in tables.items():
+        counts: Counter[str] = Counter()
+        for row in rows:
+            counts[row["kernel"]] += row["count"]
+        chip = f" ({CHIPS[capability]})" if capability in CHIPS else ""
+        yield f"on {capability}{chip}: " + ", ".join(f"{kernel} {count:,}" for kernel, count in counts.most_common())
 
 
 def _by_area(checks: Iterable[Check]) -> Iterator[tuple[Status, str, str]]:

@@ -1,6 +1,7 @@
 """Which kernel vLLM takes for a dense Linear, as read from its candidate lists; per version and compute capability.
 
-Sizes are those that one rank holds of the fused module: n = rows (outputs), k = columns (inputs).
+Sizes are those that one rank holds of the fused module: n = rows (outputs), k = columns (inputs). What a checkpoint
+cannot show is not judged: the alignment of activations, `VLLM_MARLIN_INPUT_DTYPE`, the all-to-all backend of experts.
 """
 
 from __future__ import annotations
@@ -65,11 +66,13 @@ class Form:
     producer    the storage: `compressed-tensors`, `modelopt`, `gptq`, `gptq_v2`, `awq`, `fp8`
     inputs      `none`, `dynamic` or `static`; "" is what the scheme has by itself (dynamic for FP8, none otherwise)
     per_tensor  FP8 with one scale for the whole matrix
+    ordered     integers whose groups follow an activation order that is stored (g_idx)
     """
 
     producer: str = "compressed-tensors"
     inputs: str = ""
     per_tensor: bool = False
+    ordered: bool = False
 
 
 OURS = Form()
@@ -124,6 +127,8 @@ def _integer(scheme: Scheme, n: int, k: int, k_full: int, cc: tuple[int, int], v
         return Route("", None, reason)
     if group != -1 and group < k_full and k % group:
         return Route("", None, f"k={k} is not a multiple of the group size {group}: a group would straddle two ranks")
+    if form.ordered:
+        return _ordered(n, k, k_full, version)
     if cc == (9, 0):
         if k % 64 == 0 and n % 128 == 0 and group in (-1, 64, 128):
             return Route("Machete", None, "first in the list on 9.0; `--linear-backend marlin` gives Marlin")
@@ -132,6 +137,17 @@ def _integer(scheme: Scheme, n: int, k: int, k_full: int, cc: tuple[int, int], v
     if cc[0] == 8 and scheme.bits == 8 and group == -1 and version != "0.33" and n % 16 == 0 and k % 16 == 0:
         return Route("AllSpark", None, "before Marlin for 8-bit codes with one scale a row")
     return _marlin(n, k, group, "packed integer weights")
+
+
+def _ordered(n: int, k: int, k_full: int, version: str) -> Route:
+    """Groups in an activation order: every rank needs all inputs, and nothing is padded."""
+    if version == "0.33":
+        return Route("", None, "an activation order of groups is no longer read")
+    if k != k_full:
+        return Route("", None, "an activation order cannot be divided over ranks that share the inputs")
+    if n % 64 or k % 128:
+        return Route("", None, f"with an activation order [{n}, {k}] must be multiples of [64, 128]: nothing is padded")
+    return Route("Marlin", None, "packed integer weights in an activation order")
 
 
 def _nvfp4(n: int, k: int, cc: tuple[int, int], version: str, form: Form) -> Route:
@@ -166,15 +182,39 @@ def _fp8(scheme: Scheme, n: int, k: int, cc: tuple[int, int], version: str, form
     return Route("Humming or Marlin", marlin.padded, marlin.reason)
 
 
+MARLIN_ACTIVATIONS = frozenset({
+    "silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_tanh", "gelu_pytorch_tanh", "gelu_pytorch", "relu2",
+    "swigluoai",
+})  # fmt: skip
+"""Activations between the two products of an expert that Marlin's MoE kernel computes, as configs spell them."""
+
+
 def route_experts(
-    scheme: Scheme, hidden: int, inner: int, *, capability: str = "12.1", version: str = "0.25", form: Form = OURS
+    scheme: Scheme,
+    hidden: int,
+    inner: int,
+    *,
+    capability: str = "12.1",
+    version: str = "0.25",
+    form: Form = OURS,
+    activation: str = "",
 ) -> Route:
-    """The kernel for all experts of a layer; `inner` is what one rank holds of their inner size."""
+    """The kernel for all experts of a layer; `inner` is what one rank holds of their inner size.
+
+    `activation` is what config.json calls the function between the two products; "" is not judged.
+    """
     cc = parse_capability(capability)
     if cc < (7, 5):
         return Route("", None, f"compute capability {capability} is below 7.5")
     if min(hidden, inner) < 1:
         return Route("", None, f"an empty shape [{inner}, {hidden}]")
+    taken = _experts(scheme, hidden, inner, cc, version, form)
+    if taken.kernel == "Marlin MoE" and activation and activation not in MARLIN_ACTIVATIONS:
+        return Route("", None, f"Marlin's MoE kernel does not compute the activation {activation[:40]!r}")
+    return taken
+
+
+def _experts(scheme: Scheme, hidden: int, inner: int, cc: tuple[int, int], version: str, form: Form) -> Route:
     if scheme.is_integer:
         return _integer_experts(scheme, hidden, inner, version, form)
     if scheme.name == "nvfp4a16":
@@ -197,6 +237,8 @@ def _integer_experts(scheme: Scheme, hidden: int, inner: int, version: str, form
     slower = "`--moe-backend marlin` raises" if version == "0.33" else "slower, without an error"
     fault = integer_fault(scheme, form)
     group = scheme.group_size
+    if not fault and form.ordered:
+        fault = "the experts' groups are in an activation order"
     if not fault and hidden % 128:
         fault = f"hidden size {hidden} is not a multiple of 128"
     if not fault and group != -1 and inner % group:

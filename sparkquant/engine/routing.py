@@ -7,8 +7,8 @@ Only arithmetic on names and sizes: the same table comes from a plan and from a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkquant.engine.kernels import OURS, Form, Route, atomic_add_applies, route, route_experts
@@ -26,6 +26,7 @@ class Load:
     label  layer class, or the module's leaf where no layout knows the model
     parts  [N, K] of each fused part; of experts: gate and up, then down, of one expert
     plain  why the version at hand loads the module in 16 bits only; "" when it takes a scheme
+    activation  of experts: the function between their products, as config.json calls it
     """
 
     name: str
@@ -37,6 +38,7 @@ class Load:
     is_moe: bool = False
     form: Form = OURS
     plain: str = ""
+    activation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The whole table; `notes` say what is not certain about it."""
+    """The whole table; `notes` say what is not certain about it, `elsewhere` are the rows on other capabilities."""
 
     engine: Engine
     capability: str
     tp: tuple[int, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    elsewhere: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -93,6 +96,7 @@ class Routes:
             "engine": self.engine.name, "rules": self.engine.rules, "capability": self.capability,
             "tp": list(self.tp), "rows": [row.as_json() for row in self.rows], "atomic_add": self.atomic_add,
             "notes": list(self.notes),
+            "elsewhere": {key: [row.as_json() for row in rows] for key, rows in self.elsewhere.items()},
         }  # fmt: skip
 
 
@@ -100,19 +104,35 @@ def _at(tp: int) -> str:
     return f" at tp {tp}" if tp > 1 else ""
 
 
-def routes_of(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> Routes:
-    """The table of some loads."""
+CAPABILITIES = ("12.1", "9.0", "8.6")
+"""GB10, Hopper, consumer Ampere: where routes are told when no capability is named."""
+
+
+def routes_of(
+    loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str, *, elsewhere: Sequence[str] = ()
+) -> Routes:
+    """The table of some loads, and their rows on other capabilities."""
+    loads = list(loads)
+    rows = _rows(loads, engine, tp, capability)
+    others = {other: tuple(_rows(loads, engine, tp, other)) for other in elsewhere if other != capability}
+    notes = [engine.note] if engine.note else []
+    if any(row.kernel in ("DeepGEMM or Cutlass", "FlashInfer or Cutlass") for row in rows):
+        notes.append("where two kernels are named, installed packages decide when the engine starts")
+    if any("Marlin" in row.kernel and row.scheme.startswith("nvfp4") for row in rows):
+        notes.append("VLLM_MARLIN_INPUT_DTYPE must be unset: with NVFP4 it stops the engine")
+    elif any("Marlin" in row.kernel and row.scheme.startswith("w") for row in rows):
+        notes.append("VLLM_MARLIN_INPUT_DTYPE must be unset: it rounds the activations of int4 layers too")
+    return Routes(engine, capability, tuple(tp) or (1,), tuple(rows), tuple(notes), others)
+
+
+def _rows(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> list[Row]:
     found: dict[tuple[Any, ...], Row] = {}
     for load in loads:
         for size in tp or (1,):
             key, row = _row(load, engine.rules, size, capability)
             known = found.get(key)
             found[key] = row if known is None else _more(known)
-    rows = sorted(found.values(), key=lambda row: (row.tp, row.label, row.scheme, row.size))
-    notes = [engine.note] if engine.note else []
-    if any(row.kernel in ("DeepGEMM or Cutlass", "FlashInfer or Cutlass") for row in rows):
-        notes.append("where two kernels are named, installed packages decide when the engine starts")
-    return Routes(engine, capability, tuple(tp) or (1,), tuple(rows), tuple(notes))
+    return sorted(found.values(), key=lambda row: (row.tp, row.label, row.scheme, row.size))
 
 
 def refusals(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> dict[str, str]:
@@ -147,7 +167,10 @@ def _routed(load: Load, version: str, tp: int, capability: str) -> tuple[Route, 
         if load.plain or inner % tp:
             why = load.plain or f"the inner size {inner} does not divide over {tp} ranks"
             return Route("", None, why), size
-        taken = route_experts(load.scheme, hidden, size[0], capability=capability, version=version, form=load.form)
+        taken = route_experts(
+            load.scheme, hidden, size[0], capability=capability, version=version, form=load.form,
+            activation=load.activation,
+        )  # fmt: skip
         return taken, size
     rows = sum(n for n, _ in load.parts)
     if load.name.endswith(REPLICATED):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sparkquant.engine.kernels import Route, atomic_add_applies, marlin_padding, route
 from sparkquant.engine.patterns import Entries, Pattern
 
 __all__ = [
-    "GENERIC", "MODELS", "VERSIONS", "EngineModel", "EngineModule", "Entries", "Ignored", "Pattern", "Route",
+    "VERSIONS", "EngineModel", "EngineModule", "Entries", "Ignored", "Pattern", "Route",
     "atomic_add_applies", "engine_modules", "ignored", "marlin_padding", "matched_target", "route",
 ]  # fmt: skip
 
@@ -35,20 +35,32 @@ VERSIONS: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """How one model class of the engine names its modules.
+    """How one model class of one engine version names its modules.
 
     fused      fused leaf name -> leaf names of its shards, in the engine's order
-    renames    (checkpoint prefix, engine prefix); the first that fits is applied
-    unquantized  module names (regex, checkpoint spelling) that are built without a quantization config
+    renames    (checkpoint prefix, engine prefix); the first that fits is applied, to exact entries of a config too
+    unquantized  module names (checkpoint spelling) that are built without a quantization config
+    asked      (regex, replacement) on names of modules alone: the spelling in which the config is asked where it is not
+               that of the weights; `{24+3}` in the result is a sum
+    opaque     fused leaves that the class builds but does not list: only their own name is looked up
+    where      fused leaf -> regex of its parent (checkpoint spelling), where other modules hold leaves of those names
+    experts    leaf names under which expert 0 is looked up
     """
 
     fused: Mapping[str, tuple[str, ...]]
     renames: tuple[tuple[str, str], ...]
     unquantized: re.Pattern[str]
+    asked: tuple[tuple[str, str], ...] = ()
+    opaque: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    experts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
 
     def engine_name(self, module: str) -> str:
         """A checkpoint's module name in the engine's spelling."""
-        return self._rename(f"{module}.").removesuffix(".")
+        name = self._rename(f"{module}.").removesuffix(".")
+        for pattern, to in self.asked:
+            name = re.sub(pattern, to, name)
+        return _SUM.sub(lambda found: str(int(found[1]) + int(found[2])), name) if "{" in name else name
 
     def engine_entry(self, entry: str) -> str:
         """An entry of a config as the engine compares it: only exact names with a dot are renamed."""
@@ -64,44 +76,19 @@ class EngineModel:
         """Whether the engine asks its quantization config about this module at all."""
         return self.unquantized.fullmatch(module) is None
 
+    def fusion(self, module: str) -> tuple[str, str, tuple[str, ...]]:
+        """(parent, leaf, shards) of the module that a checkpoint's module is loaded into; no shards: its own name."""
+        parent, _, leaf = module.rpartition(".")
+        for table in (self.fused, self.opaque):
+            for fused, parts in table.items():
+                part = next((part for part in parts if module == part or module.endswith(f".{part}")), None)
+                above = parent if part is None else module.removesuffix(part).removesuffix(".")
+                if part is not None and re.fullmatch(self.where.get(fused, ".*"), above):
+                    return above, fused, parts if table is self.fused else ()
+        return parent, leaf, ()
 
-_Fused = Mapping[str, tuple[str, ...]]
-_ATTENTION_MLP: _Fused = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_DELTA_NET: _Fused = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}
-_MULTIMODAL = (
-    ("model.visual.", "visual."),
-    ("lm_head.", "language_model.lm_head."),
-    ("model.language_model.", "language_model.model."),
-)
-_UNQUANTIZED = re.compile(
-    r".*\.mlp\.(?:gate|shared_expert_gate)|.*\.conv1d|.*\.embed_tokens|.*norm\w*|.*\.(?:A_log|dt_bias)"
-    r"|.*visual\.(?:patch_embed\.proj|pos_embed)"
-)
 
-_TEXT = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, (), _UNQUANTIZED)
-_VL = EngineModel({**_ATTENTION_MLP, **_DELTA_NET}, _MULTIMODAL, _UNQUANTIZED)
-_NEXT = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
-
-_GATE_UP: _Fused = {"gate_up_proj": ("gate_proj", "up_proj")}
-_LATENT = EngineModel({**_GATE_UP, "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}, (), _UNQUANTIZED)
-_KIMI = EngineModel(_GATE_UP, (), _UNQUANTIZED)
-_NEMOTRON = EngineModel({"qkv_proj": ("q_proj", "k_proj", "v_proj")}, (("backbone.", "model."),), _UNQUANTIZED)
-
-GENERIC = EngineModel(_ATTENTION_MLP, (), _UNQUANTIZED)
-"""For a family whose class was not read: what nearly all of them have in common."""
-
-MODELS: Mapping[str, EngineModel] = {
-    "qwen3_next": _NEXT,
-    "qwen3_5": _VL,
-    "qwen3_5_moe": _VL,
-    "qwen3_5_text": _TEXT,
-    "qwen3_5_moe_text": _TEXT,
-    "deepseek_v3": _LATENT,
-    "glm_moe_dsa": _LATENT,
-    "kimi_linear": _KIMI,
-    "nemotron_h": _NEMOTRON,
-}
-"""By `model_type` of config.json. Qwen3-Next stores in_proj_qkvz and in_proj_ba fused already: no shards there."""
+_SUM = re.compile(r"\{(\d{1,9})\+(\d{1,9})\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +113,6 @@ class EngineModule:
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.(\w+)")
-_EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 _KINDS = {
     "qkv_proj": "QKVParallelLinear",
     "o_proj": "RowParallelLinear",
@@ -139,32 +125,24 @@ _KINDS = {
 
 def engine_modules(model: EngineModel, modules: Iterable[str]) -> list[EngineModule]:
     """The engine's modules for a checkpoint's modules (names without `.weight`), in order of first appearance."""
-    leaf_to_fused = {leaf: fused for fused, leaves in model.fused.items() for leaf in leaves}
     members: dict[str, list[str]] = {}
     kinds: dict[str, str] = {}
+    shards: dict[str, tuple[str, ...]] = {}
     for module in modules:
         expert = _EXPERT.fullmatch(module)
-        parent, _, leaf = module.rpartition(".")
-        if expert is not None:
-            name, kind = model.engine_name(expert.group(1)), "FusedMoE"
-        elif module.endswith((".experts.gate_up_proj", ".experts.down_proj")):
-            name, kind = model.engine_name(parent), "FusedMoE"
-        elif leaf in leaf_to_fused:
-            fused = leaf_to_fused[leaf]
-            name, kind = model.engine_name(f"{parent}.{fused}" if parent else fused), _KINDS.get(fused, "")
-            kind = kind or "MergedColumnParallelLinear"
+        if expert is not None or module.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            name = model.engine_name(expert[1] if expert is not None else module.rpartition(".")[0])
+            kinds[name] = "FusedMoE"
+            shards[name] = tuple(f"{name}.0.{part}" for part in model.experts)  # the engine looks at expert 0 alone
         else:
-            name, kind = model.engine_name(module), _KINDS.get(leaf, "ColumnParallelLinear")
+            parent, leaf, parts = model.fusion(module)
+            name = model.engine_name(f"{parent}.{leaf}" if parent else leaf)
+            merged = leaf != module.rpartition(".")[2]
+            kinds[name] = _KINDS.get(leaf, "MergedColumnParallelLinear" if merged else "ColumnParallelLinear")
+            above = name.rpartition(".")[0]
+            shards[name] = tuple(f"{above}.{part}" if above else part for part in parts) or (name,)
         members.setdefault(name, []).append(module)
-        kinds[name] = kind
-    return [EngineModule(n, kinds[n], _shards(model, n, kinds[n]), tuple(found)) for n, found in members.items()]
-
-
-def _shards(model: EngineModel, name: str, kind: str) -> tuple[str, ...]:
-    if kind == "FusedMoE":
-        return tuple(f"{name}.0.{part}" for part in _EXPERT_PARTS)  # the engine looks at expert 0 alone
-    parent, _, leaf = name.rpartition(".")
-    return tuple(f"{parent}.{shard}" for shard in model.fused.get(leaf, (leaf,))) if parent else (name,)
+    return [EngineModule(name, kinds[name], shards[name], tuple(found)) for name, found in members.items()]
 
 
 class Ignored(StrEnum):

@@ -38,17 +38,18 @@ def linear(
     aliases: tuple[str, ...] = (),
     plain: tuple[Limit, ...] = (),
     optional: bool = False,
+    shape: str = "",
 ) -> TensorRule:
     """The weight of a Linear [out, in]."""
     return TensorRule(
         rf"{pattern}\.weight", layer_class, fused=fused, linear=True, row_parallel=row_parallel, aliases=aliases,
-        plain=plain, optional=optional,
+        plain=plain, optional=optional, shape=shape,
     )  # fmt: skip
 
 
-def kept(pattern: str, layer_class: C) -> TensorRule:
+def kept(pattern: str, layer_class: C, *, optional: bool = False) -> TensorRule:
     """A tensor that never takes a scheme; the whole name."""
-    return TensorRule(pattern, layer_class)
+    return TensorRule(pattern, layer_class, optional=optional)
 
 
 def top(
@@ -61,9 +62,9 @@ def top(
 ) -> tuple[TensorRule, ...]:
     """Embedding and lm_head [V, H], final norm [H]."""
     return (
-        TensorRule(rf"{path}{embed}\.weight", C.EMBED, required=True),
-        TensorRule(rf"{path}{norm}\.weight", C.NORM, required=True),
-        replace(linear(head, C.LM_HEAD, plain=(PLAIN_HEAD,) if plain_head else ()), required=True),
+        TensorRule(rf"{path}{embed}\.weight", C.EMBED, required=True, shape="V, H"),
+        TensorRule(rf"{path}{norm}\.weight", C.NORM, required=True, shape="H"),
+        replace(linear(head, C.LM_HEAD, plain=(PLAIN_HEAD,) if plain_head else (), shape="V, H"), required=True),
     )
 
 
@@ -86,9 +87,16 @@ def attention(
     shared_kv  some layers read the keys and values of an earlier one and have none of their own
     """
     rules = [
-        linear(rf"{at}\.{path}\.q_proj", C.ATTENTION_QKV, "qkv_proj", aliases=aliases),
-        linear(rf"{at}\.{path}\.[kv]_proj", C.ATTENTION_QKV, "qkv_proj", aliases=aliases, optional=shared_kv),
-        linear(rf"{at}\.{path}\.{out}", C.ATTENTION_OUT, row_parallel=True, aliases=aliases),
+        linear(rf"{at}\.{path}\.q_proj", C.ATTENTION_QKV, "qkv_proj", aliases=aliases, shape="A*D, H"),
+        linear(
+            rf"{at}\.{path}\.[kv]_proj",
+            C.ATTENTION_QKV,
+            "qkv_proj",
+            aliases=aliases,
+            optional=shared_kv,
+            shape="K*D, H",
+        ),
+        linear(rf"{at}\.{path}\.{out}", C.ATTENTION_OUT, row_parallel=True, aliases=aliases, shape="H, A*D"),
         kept(rf"{at}\.{path}\.(?:[qkv]_proj|{out})\.bias", C.STATE),
     ]
     if qk_norms:
@@ -105,19 +113,20 @@ def mlp(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     fused: str = "gate_up_proj",
     aliases: tuple[str, ...] = (),
+    inner: str = "I",
 ) -> tuple[TensorRule, ...]:
     """Gated MLP: gate and up [I, H], down [H, I], biases where a family has them."""
     gate, up, last = names
     return (
-        linear(rf"{at}\.{path}\.(?:{gate}|{up})", gate_up, fused, aliases=aliases),
-        linear(rf"{at}\.{path}\.{last}", down, row_parallel=True, aliases=aliases),
+        linear(rf"{at}\.{path}\.(?:{gate}|{up})", gate_up, fused, aliases=aliases, shape=f"{inner}, H"),
+        linear(rf"{at}\.{path}\.{last}", down, row_parallel=True, aliases=aliases, shape=f"H, {inner}"),
         kept(rf"{at}\.{path}\.(?:{gate}|{up}|{last})\.bias", C.STATE),
     )
 
 
 def shared_experts(at: str, path: str, *, aliases: tuple[str, ...] = ()) -> tuple[TensorRule, ...]:
     """The expert that every token passes, a gated MLP."""
-    return mlp(at, path, gate_up=C.SHARED_EXPERT_GATE_UP, down=C.SHARED_EXPERT_DOWN, aliases=aliases)
+    return mlp(at, path, gate_up=C.SHARED_EXPERT_GATE_UP, down=C.SHARED_EXPERT_DOWN, aliases=aliases, inner="Is")
 
 
 def experts(
@@ -133,8 +142,8 @@ def experts(
     """
     gate, up, down = names
     return (
-        linear(rf"{at}\.{path}\.\d+\.(?:{gate}|{up})", C.EXPERTS_GATE_UP, "w13", aliases=aliases),
-        linear(rf"{at}\.{path}\.\d+\.{down}", C.EXPERTS_DOWN, row_parallel=True, aliases=aliases),
+        linear(rf"{at}\.{path}\.\d+\.(?:{gate}|{up})", C.EXPERTS_GATE_UP, "w13", aliases=aliases, shape="Im, H"),
+        linear(rf"{at}\.{path}\.\d+\.{down}", C.EXPERTS_DOWN, row_parallel=True, aliases=aliases, shape="H, Im"),
     )
 
 
@@ -143,11 +152,11 @@ def stacked_experts(at: str, path: str, *, aliases: tuple[str, ...] = ()) -> tup
     return (
         TensorRule(
             rf"{at}\.{path}\.gate_up_proj", C.EXPERTS_GATE_UP, linear=True, parts=("gate_proj", "up_proj"),
-            aliases=aliases,
+            aliases=aliases, shape="E, 2*Im, H",
         ),
         TensorRule(
             rf"{at}\.{path}\.down_proj", C.EXPERTS_DOWN, linear=True, parts=("down_proj",), row_parallel=True,
-            aliases=aliases,
+            aliases=aliases, shape="E, H, Im",
         ),
     )  # fmt: skip
 

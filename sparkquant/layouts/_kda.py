@@ -27,8 +27,8 @@ def kda(at: str, *, qkv: tuple[Limit, ...] = (), out: tuple[Limit, ...] = ()) ->
     """One KDA layer; `qkv` and `out` say where the engine takes those projections in 16 bits only."""
     path = rf"{at}\.self_attn"
     return (
-        linear(rf"{path}\.[qkv]_proj", C.LINEAR_ATTENTION_QKVZ, plain=qkv),
-        linear(rf"{path}\.o_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True, plain=out),
+        linear(rf"{path}\.[qkv]_proj", C.LINEAR_ATTENTION_QKVZ, plain=qkv, shape="h*p, H"),
+        linear(rf"{path}\.o_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True, plain=out, shape="H, h*p"),
         kept(rf"{path}\.(?:b_proj|f_a_proj|f_b_proj)\.weight", C.LINEAR_ATTENTION_GATES),
         kept(rf"{path}\.(?:A_log|dt_bias)", C.LINEAR_ATTENTION_GATES),
         kept(rf"{path}\.g_[ab]_proj\.weight", C.ADAPTER),

@@ -18,8 +18,15 @@ def short_conv(at: str) -> tuple[TensorRule, ...]:
     """in_proj [3*H, H] with rows B | C | x, out_proj [H, H], the convolution [H, 1, 3]."""
     aliases = (r"layers\.{n}\.short_conv",)
     return (
-        d.linear(rf"{at}\.conv\.in_proj", C.SHORT_CONV, aliases=aliases, plain=(PLAIN_CONV,)),
-        d.linear(rf"{at}\.conv\.out_proj", C.SHORT_CONV, row_parallel=True, aliases=aliases, plain=(PLAIN_CONV,)),
+        d.linear(rf"{at}\.conv\.in_proj", C.SHORT_CONV, aliases=aliases, plain=(PLAIN_CONV,), shape="3*H, H"),
+        d.linear(
+            rf"{at}\.conv\.out_proj",
+            C.SHORT_CONV,
+            row_parallel=True,
+            aliases=aliases,
+            plain=(PLAIN_CONV,),
+            shape="H, H",
+        ),
         d.kept(rf"{at}\.conv\.(?:in|out)_proj\.bias", C.STATE),
         d.kept(rf"{at}\.conv\.conv\.(?:weight|bias)", C.SSM_CONV),
     )

@@ -20,11 +20,11 @@ def mla(at: str, *, plain: tuple[Limit, ...] = ()) -> tuple[TensorRule, ...]:
     """
     path = rf"{at}\.self_attn"
     return (
-        linear(rf"{path}\.q_a_proj", C.MLA_Q, "fused_qkv_a_proj", plain=plain),
-        linear(rf"{path}\.(?:q_b_proj|q_proj)", C.MLA_Q, plain=plain),
-        linear(rf"{path}\.kv_a_proj_with_mqa", C.MLA_KV, "fused_qkv_a_proj", plain=plain),
-        linear(rf"{path}\.kv_b_proj", C.MLA_KV, plain=plain),
-        linear(rf"{path}\.o_proj", C.MLA_OUT, row_parallel=True, plain=plain),
+        linear(rf"{path}\.q_a_proj", C.MLA_Q, "fused_qkv_a_proj", plain=plain, shape="rq, H"),
+        linear(rf"{path}\.(?:q_b_proj|q_proj)", C.MLA_Q, plain=plain, shape="A*nope+A*rope, rq|H"),
+        linear(rf"{path}\.kv_a_proj_with_mqa", C.MLA_KV, "fused_qkv_a_proj", plain=plain, shape="rkv+rope, H"),
+        linear(rf"{path}\.kv_b_proj", C.MLA_KV, plain=plain, shape="A*nope+A*v, rkv"),
+        linear(rf"{path}\.o_proj", C.MLA_OUT, row_parallel=True, plain=plain, shape="H, A*v"),
         kept(rf"{path}\.(?:q_a_proj|kv_a_proj_with_mqa|o_proj)\.bias", C.STATE),
         kept(rf"{path}\.(?:q|kv)_a_layernorm\.weight", C.NORM),
     )

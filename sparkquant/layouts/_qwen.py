@@ -27,41 +27,50 @@ LIVE_NAMES = ((r"^model\.language_model\.", "model."),)
 """The text-only class drops the `language_model` level of a multimodal checkpoint's names."""
 
 
-def _linear(pattern: str, layer_class: C, fused: str = "", *, row_parallel: bool = False) -> TensorRule:
-    return TensorRule(pattern, layer_class, fused=fused, linear=True, row_parallel=row_parallel)
+def _linear(pattern: str, layer_class: C, fused: str = "", *, row_parallel: bool = False, shape: str) -> TensorRule:
+    return TensorRule(pattern, layer_class, fused=fused, linear=True, row_parallel=row_parallel, shape=shape)
 
 
 def attention(at: str, qkv: C = C.ATTENTION_QKV, out: C = C.ATTENTION_OUT) -> tuple[TensorRule, ...]:
     """Full attention: q [2*A*D, H] (query and output gate interleaved per head), k and v [K*D, H], o [H, A*D]."""
     return (
-        _linear(rf"{at}\.self_attn\.[qkv]_proj\.weight", qkv, "qkv_proj"),
-        _linear(rf"{at}\.self_attn\.o_proj\.weight", out, row_parallel=True),
+        _linear(rf"{at}\.self_attn\.q_proj\.weight", qkv, "qkv_proj", shape="A*D|2*A*D, H"),
+        _linear(rf"{at}\.self_attn\.[kv]_proj\.weight", qkv, "qkv_proj", shape="K*D, H"),
+        _linear(rf"{at}\.self_attn\.o_proj\.weight", out, row_parallel=True, shape="H, A*D"),
     )
 
 
-def mlp(at: str, gate_up: C = C.MLP_GATE_UP, down: C = C.MLP_DOWN, name: str = "mlp") -> tuple[TensorRule, ...]:
+def mlp(
+    at: str, gate_up: C = C.MLP_GATE_UP, down: C = C.MLP_DOWN, name: str = "mlp", inner: str = "I"
+) -> tuple[TensorRule, ...]:
     """Gated MLP: gate and up [I, H], down [H, I]."""
     return (
-        _linear(rf"{at}\.{name}\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj"),
-        _linear(rf"{at}\.{name}\.down_proj\.weight", down, row_parallel=True),
+        _linear(rf"{at}\.{name}\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj", shape=f"{inner}, H"),
+        _linear(rf"{at}\.{name}\.down_proj\.weight", down, row_parallel=True, shape=f"H, {inner}"),
     )
 
 
 def moe(at: str, gate_up: C = C.EXPERTS_GATE_UP, down: C = C.EXPERTS_DOWN) -> tuple[TensorRule, ...]:
     """Routed experts, either per expert ([Im, H] and [H, Im]) or fused ([E, 2*Im, H] and [E, H, Im], no `.weight`)."""
     return (
-        _linear(rf"{at}\.mlp\.experts\.\d+\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj"),
-        _linear(rf"{at}\.mlp\.experts\.\d+\.down_proj\.weight", down, row_parallel=True),
-        TensorRule(rf"{at}\.mlp\.experts\.gate_up_proj", gate_up, linear=True, parts=("gate_proj", "up_proj")),
-        TensorRule(rf"{at}\.mlp\.experts\.down_proj", down, linear=True, parts=("down_proj",), row_parallel=True),
-    )
+        _linear(rf"{at}\.mlp\.experts\.\d+\.(?:gate|up)_proj\.weight", gate_up, "gate_up_proj", shape="Im, H"),
+        _linear(rf"{at}\.mlp\.experts\.\d+\.down_proj\.weight", down, row_parallel=True, shape="H, Im"),
+        TensorRule(
+            rf"{at}\.mlp\.experts\.gate_up_proj", gate_up, linear=True, parts=("gate_proj", "up_proj"),
+            shape="E, 2*Im, H",
+        ),
+        TensorRule(
+            rf"{at}\.mlp\.experts\.down_proj", down, linear=True, parts=("down_proj",), row_parallel=True,
+            shape="E, H, Im",
+        ),
+    )  # fmt: skip
 
 
 def shared_expert(
     at: str, gate_up: C = C.SHARED_EXPERT_GATE_UP, down: C = C.SHARED_EXPERT_DOWN
 ) -> tuple[TensorRule, ...]:
     """The expert that every token passes: gate and up [Is, H], down [H, Is]."""
-    return mlp(at, gate_up, down, "mlp\\.shared_expert")
+    return mlp(at, gate_up, down, "mlp\\.shared_expert", inner="Is")
 
 
 def router(at: str, layer_class: C = C.ROUTER) -> tuple[TensorRule, ...]:
@@ -92,9 +101,9 @@ TEXT_ONLY = Limit(("0.25", "0.26"), "the text-only class came later; the multimo
 def top(*, plain_head: tuple[Limit, ...] = ()) -> tuple[TensorRule, ...]:
     """Embedding and lm_head [V, H], final norm; `plain_head` says where the engine takes the head in 16 bits only."""
     return (
-        TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED, required=True),
-        TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM, required=True),
-        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=plain_head, required=True),
+        TensorRule(r"model\.(?:language_model\.)?embed_tokens\.weight", C.EMBED, required=True, shape="V, H"),
+        TensorRule(r"model\.(?:language_model\.)?norm\.weight", C.NORM, required=True, shape="H"),
+        TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=plain_head, required=True, shape="V, H"),
     )
 
 

@@ -8,8 +8,15 @@ from typing import Any
 from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes, even_heads
 
 MODEL_TYPES = ("bamba",)
+ARCHITECTURES = ("BambaForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Heads share hidden_size."""
+    return even_heads(config)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

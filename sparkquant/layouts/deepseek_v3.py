@@ -8,13 +8,22 @@ from typing import Any
 from sparkquant.layers import Layout, TensorRule, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mla, _nextn
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("deepseek_v3",)
+ARCHITECTURES = ("DeepseekV3ForCausalLM",)
 
 
 def block(at: str) -> tuple[TensorRule, ...]:
     """One decoder layer."""
     return (*_mla.mixture(at), *_mla.mla(at))
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """All shared experts together are one MLP."""
+    return {
+        "Is": ("n_shared_experts * moe_intermediate_size", whole(config, "n_shared_experts", "moe_intermediate_size"))
+    }
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -14,6 +14,7 @@ from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
 
 MODEL_TYPES = ("falcon_h1",)
+ARCHITECTURES = ("FalconH1ForCausalLM",)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -8,8 +8,15 @@ from typing import Any
 from sparkquant.layers import NO_DRAFT_HEAD, Layout
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("falcon_mamba",)
+ARCHITECTURES = ("FalconMambaForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """intermediate_size is the mixer's inner width."""
+    return {"d": ("intermediate_size", config.get("intermediate_size"))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -11,6 +11,7 @@ from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _gemma
 
 MODEL_TYPES = ("gemma3n", "gemma3n_text")
+ARCHITECTURES = ("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM")
 
 _PATH = r"model\.(?:language_model\.)?"
 

@@ -12,11 +12,19 @@ from sparkquant.layers import NO_DRAFT_HEAD, Layout
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _gemma
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("gemma4", "gemma4_text")
+ARCHITECTURES = ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM")
 
 _PATH = r"model\.(?:language_model\.)?"
 _ALIASES = (r"layers\.{n}\.moe\.experts",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Heads of full attention differ from those of sliding windows, and some MLPs may be twice as wide."""
+    wide = d.text_config(config).get("use_double_wide_mlp")
+    return {"D": ("head_dim", None), **({"I": ("intermediate_size", None)} if wide else {})}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -14,8 +14,10 @@ from sparkquant.layers import Layout, Limit, TensorRule, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _kda, _mla, _nextn
 from sparkquant.layouts._indices import among, at_least
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("glm5_next",)
+ARCHITECTURES = ("Glm5NextForConditionalGeneration",)
 
 ABSENT = Limit(("0.25", "0.26"), "Glm5NextForConditionalGeneration came later")
 PLAIN_KDA = Limit(("0.33",), "the engine builds KDA of this family without a quantization config")
@@ -36,6 +38,15 @@ def _sparse(at: str) -> tuple[TensorRule, ...]:
         *_mla.indexer(at),
         d.kept(rf"{at}\.self_attn\.indexer\.index_kpool_compress_(?:ape|gate)", C.ROUTER),
     )
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """KDA has heads of its own; all shared experts together are one MLP."""
+    return {
+        "h": ("linear_num_heads", whole(config, "linear_num_heads")),
+        "p": ("linear_head_dim", whole(config, "linear_head_dim")),
+        "Is": ("n_shared_experts * moe_intermediate_size", whole(config, "n_shared_experts", "moe_intermediate_size")),
+    }
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

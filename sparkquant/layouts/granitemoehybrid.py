@@ -15,8 +15,10 @@ from sparkquant.layers import NO_DRAFT_HEAD, Layout, Limit, TensorRule, config_i
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes, even_heads
 
 MODEL_TYPES = ("granitemoehybrid",)
+ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)
 
 _MOE = "block_sparse_moe"
 OLD_LOADER = Limit(("0.25", "0.26"), "the loader puts quantized experts under a parameter name that is no longer there")
@@ -29,12 +31,23 @@ def experts(at: str) -> tuple[TensorRule, ...]:
         TensorRule(
             rf"({at}\.{_MOE})\.input_linear\.weight", C.EXPERTS_GATE_UP, linear=True, parts=("gate_proj", "up_proj"),
             module=r"\1.experts.gate_up_proj", plain=(OLD_LOADER,),
+            shape="E, 2*Im, H",
         ),
         TensorRule(
             rf"({at}\.{_MOE})\.output_linear\.weight", C.EXPERTS_DOWN, linear=True, parts=("down_proj",),
-            module=r"\1.experts.down_proj", row_parallel=True, plain=(OLD_LOADER,),
+            module=r"\1.experts.down_proj", row_parallel=True, plain=(OLD_LOADER,), shape="E, H, Im",
         ),
     )  # fmt: skip
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """intermediate_size is that of one expert."""
+    shared = "shared_intermediate_size"
+    return {
+        **even_heads(config),
+        "Im": ("intermediate_size", config.get("intermediate_size")),
+        "Is": (shared, config.get(shared)),
+    }
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -46,8 +59,8 @@ def layout(config: Mapping[str, Any]) -> Layout:
             *d.top(),
             *experts(at),
             d.kept(rf"{at}\.{_MOE}\.router\.layer\.weight", C.ROUTER),
-            d.linear(rf"{at}\.shared_mlp\.input_linear", C.SHARED_EXPERT_GATE_UP),
-            d.linear(rf"{at}\.shared_mlp\.output_linear", C.SHARED_EXPERT_DOWN, row_parallel=True),
+            d.linear(rf"{at}\.shared_mlp\.input_linear", C.SHARED_EXPERT_GATE_UP, shape="2*Is, H"),
+            d.linear(rf"{at}\.shared_mlp\.output_linear", C.SHARED_EXPERT_DOWN, row_parallel=True, shape="H, Is"),
             *_mamba.mamba2(at, "mamba", config_int(config, "mamba_n_groups", 0), aliases=(r"layers\.{n}\.mixer",)),
             *d.attention(at),
             *d.norms(at, "input_layernorm", "post_attention_layernorm"),

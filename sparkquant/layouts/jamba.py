@@ -12,8 +12,19 @@ from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes, even_heads, whole
 
 MODEL_TYPES = ("jamba",)
+ARCHITECTURES = ("JambaForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Experts are as wide as the MLPs of other layers."""
+    inner = whole(config, "mamba_expand", "hidden_size")
+    return {
+        **even_heads(config),
+        "Im": ("intermediate_size", config.get("intermediate_size")), "d": ("mamba_expand * hidden_size", inner),
+    }  # fmt: skip
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -15,11 +15,25 @@ from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _kda, _mla
 from sparkquant.layouts._indices import among
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("kimi_linear",)
+ARCHITECTURES = ("KimiLinearForCausalLM",)
 
 MERGED = Limit(("0.33",), "merged with the recurrence gates b and f_a into in_proj_qkvgfab, which stays 16-bit")
 _MOE = r"block_sparse_moe"
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """KDA has heads of its own; all shared experts together are one MLP."""
+    listed = config.get("linear_attn_config")
+    net = listed if isinstance(listed, Mapping) else {}
+    return {
+        "h": ("linear_attn_config.num_heads", net.get("num_heads")),
+        "p": ("linear_attn_config.head_dim", net.get("head_dim")),
+        "Is": ("num_shared_experts * moe_intermediate_size",
+               whole(config, "num_shared_experts", "moe_intermediate_size")),
+    }  # fmt: skip
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

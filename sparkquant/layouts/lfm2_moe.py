@@ -10,8 +10,15 @@ from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _lfm2
 from sparkquant.layouts.lfm2 import tied
+from sparkquant.sizes import Sizes, even_heads
 
 MODEL_TYPES = ("lfm2_moe",)
+ARCHITECTURES = ("Lfm2MoeForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Heads share hidden_size."""
+    return even_heads(config)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -8,8 +8,15 @@ from typing import Any
 from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("mamba2",)
+ARCHITECTURES = ("Mamba2ForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """All heads are Mamba's."""
+    return {"h": ("num_heads", config.get("num_heads")), "p": ("head_dim", config.get("head_dim"))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -11,8 +11,10 @@ from typing import Any
 from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("minimax",)
+ARCHITECTURES = ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
 
 LIVE_NAMES = (
     (r"(.*)block_sparse_moe\.experts\.(\d+)\.w1\.weight$", r"\1mlp.experts.\2.gate_proj.weight"),
@@ -20,6 +22,11 @@ LIVE_NAMES = (
     (r"(.*)block_sparse_moe\.experts\.(\d+)\.w2\.weight$", r"\1mlp.experts.\2.down_proj.weight"),
     (r"(.*)block_sparse_moe\.", r"\1mlp."),
 )
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """intermediate_size is that of one expert."""
+    return {"Im": ("intermediate_size", config.get("intermediate_size"))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -31,9 +38,9 @@ def layout(config: Mapping[str, Any]) -> Layout:
         rules=(
             *d.experts(at, r"block_sparse_moe\.experts", names=("w1", "w3", "w2")),
             *d.top(),
-            d.linear(rf"{path}\.qkv_proj", C.LINEAR_ATTENTION_QKVZ),
-            d.linear(rf"{path}\.output_gate", C.LINEAR_ATTENTION_QKVZ),
-            d.linear(rf"{path}\.out_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True),
+            d.linear(rf"{path}\.qkv_proj", C.LINEAR_ATTENTION_QKVZ, shape="3*A*D, H"),
+            d.linear(rf"{path}\.output_gate", C.LINEAR_ATTENTION_QKVZ, shape="A*D, H"),
+            d.linear(rf"{path}\.out_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True, shape="H, A*D"),
             d.kept(rf"{path}\.norm\.weight", C.NORM),
             d.kept(rf"{path}\.(?:slope_rate|query_decay|key_decay|diagonal_decay)", C.STATE),
             *d.attention(at),

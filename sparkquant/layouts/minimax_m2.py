@@ -9,8 +9,15 @@ from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts.minimax import LIVE_NAMES
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("minimax_m2",)
+ARCHITECTURES = ("MiniMaxM2ForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """intermediate_size is that of one expert."""
+    return {"Im": ("intermediate_size", config.get("intermediate_size"))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

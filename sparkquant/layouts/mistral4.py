@@ -14,11 +14,20 @@ from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mla
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("mistral4", "mistral3")
+ARCHITECTURES = ("Mistral3ForConditionalGeneration", "Mistral4ForCausalLM")
 
 ABSENT = Limit(ENGINES, "no model class is registered for a text part of model_type mistral4")
 _PATH = r"(?:language_model\.)?model\."
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """All shared experts together are one MLP."""
+    return {
+        "Is": ("n_shared_experts * moe_intermediate_size", whole(config, "n_shared_experts", "moe_intermediate_size"))
+    }
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

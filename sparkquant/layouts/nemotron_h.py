@@ -13,26 +13,36 @@ from sparkquant.layers import LayerClass as C
 from sparkquant.layers import Layout, MtpRule, TensorRule, config_int
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes
 
 MODEL_TYPES = ("nemotron_h",)
+ARCHITECTURES = ("NemotronHForCausalLM",)
 
 
 def blocks(at: str) -> tuple[TensorRule, ...]:
     """Attention, MLP and mixture of experts; latent projections lead into and out of the experts of larger models."""
     path = rf"{at}\.mixer"
     return (
-        d.linear(rf"{path}\.experts\.\d+\.up_proj", C.EXPERTS_GATE_UP),
-        d.linear(rf"{path}\.experts\.\d+\.down_proj", C.EXPERTS_DOWN, row_parallel=True),
+        d.linear(rf"{path}\.experts\.\d+\.up_proj", C.EXPERTS_GATE_UP, shape="Im, X"),
+        d.linear(rf"{path}\.experts\.\d+\.down_proj", C.EXPERTS_DOWN, row_parallel=True, shape="X, Im"),
         *d.attention(at, "mixer"),
-        d.linear(rf"{path}\.up_proj", C.MLP_GATE_UP),
-        d.linear(rf"{path}\.down_proj", C.MLP_DOWN, row_parallel=True),
-        d.linear(rf"{path}\.shared_experts\.up_proj", C.SHARED_EXPERT_GATE_UP),
-        d.linear(rf"{path}\.shared_experts\.down_proj", C.SHARED_EXPERT_DOWN, row_parallel=True),
+        d.linear(rf"{path}\.up_proj", C.MLP_GATE_UP, shape="I, H"),
+        d.linear(rf"{path}\.down_proj", C.MLP_DOWN, row_parallel=True, shape="H, I"),
+        d.linear(rf"{path}\.shared_experts\.up_proj", C.SHARED_EXPERT_GATE_UP, shape="Is, H"),
+        d.linear(rf"{path}\.shared_experts\.down_proj", C.SHARED_EXPERT_DOWN, row_parallel=True, shape="H, Is"),
         d.kept(rf"{path}\.(?:shared_experts\.)?(?:up|down)_proj\.bias", C.STATE),
         d.kept(rf"{path}\.gate\.(?:weight|e_score_correction_bias)", C.ROUTER),
         d.kept(rf"{path}\.fc[12]_latent_proj\.(?:weight|bias)", C.ADAPTER),
         *d.norms(at, "norm"),
     )
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Experts of larger models work in a latent space (X)."""
+    latent = config.get("moe_latent_size")
+    key = "moe_latent_size" if latent else "hidden_size"
+    shared = "moe_shared_expert_intermediate_size"
+    return {"X": (key, config.get(key)), "Is": (shared, config.get(shared))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -11,8 +11,10 @@ from typing import Any
 from sparkquant.layers import NO_DRAFT_HEAD, Layout
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
+from sparkquant.sizes import Sizes, even_heads
 
 MODEL_TYPES = ("olmo_hybrid",)
+ARCHITECTURES = ("OlmoHybridForCausalLM",)
 
 _NORMS = (
     "input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm", "attention_layer_norm",
@@ -31,6 +33,11 @@ def convolutions(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Heads share hidden_size."""
+    return even_heads(config)
+
+
 def layout(config: Mapping[str, Any]) -> Layout:
     """Layout of an OLMo-hybrid checkpoint."""
     at = r"model\.layers\.\d+"
@@ -39,8 +46,8 @@ def layout(config: Mapping[str, Any]) -> Layout:
         family="olmo_hybrid",
         rules=(
             *d.top(),
-            d.linear(rf"{net}\.[qkvg]_proj", C.LINEAR_ATTENTION_QKVZ, "in_proj_qkvg"),
-            d.linear(rf"{net}\.o_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True),
+            d.linear(rf"{net}\.[qkvg]_proj", C.LINEAR_ATTENTION_QKVZ, "in_proj_qkvg", shape="Kl*Dk|Vl*Dv, H"),
+            d.linear(rf"{net}\.o_proj", C.LINEAR_ATTENTION_OUT, row_parallel=True, shape="H, Vl*Dv"),
             d.kept(rf"{net}\.(?:[ab]_proj\.weight|A_log|dt_bias)", C.LINEAR_ATTENTION_GATES),
             d.kept(rf"{net}\.[qkv]_conv1d\.weight", C.LINEAR_ATTENTION_CONV),
             d.kept(rf"{net}\.o_norm\.weight", C.NORM),

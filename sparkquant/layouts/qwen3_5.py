@@ -13,18 +13,27 @@ from sparkquant.layers import Layout, MtpRule, TensorRule
 from sparkquant.layouts import _qwen as q
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
+ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 
 
 def delta_net(at: str) -> tuple[TensorRule, ...]:
     """in_proj_qkv [2*Kl*Dk + Vl*Dv, H], in_proj_z [Vl*Dv, H], in_proj_b and in_proj_a [Vl, H], out_proj [H, Vl*Dv]."""
     return (
         TensorRule(
-            rf"{at}\.linear_attn\.in_proj_(?:qkv|z)\.weight", C.LINEAR_ATTENTION_QKVZ, fused="in_proj_qkvz", linear=True
+            rf"{at}\.linear_attn\.in_proj_qkv\.weight", C.LINEAR_ATTENTION_QKVZ, fused="in_proj_qkvz", linear=True,
+            shape="2*Kl*Dk+Vl*Dv, H",
         ),
-        TensorRule(rf"{at}\.linear_attn\.in_proj_[ab]\.weight", C.LINEAR_ATTENTION_GATES),
-        TensorRule(rf"{at}\.linear_attn\.out_proj\.weight", C.LINEAR_ATTENTION_OUT, linear=True, row_parallel=True),
+        TensorRule(
+            rf"{at}\.linear_attn\.in_proj_z\.weight", C.LINEAR_ATTENTION_QKVZ, fused="in_proj_qkvz", linear=True,
+            shape="Vl*Dv, H",
+        ),
+        TensorRule(rf"{at}\.linear_attn\.in_proj_[ab]\.weight", C.LINEAR_ATTENTION_GATES, shape="Vl, H"),
+        TensorRule(
+            rf"{at}\.linear_attn\.out_proj\.weight", C.LINEAR_ATTENTION_OUT, linear=True, row_parallel=True,
+            shape="H, Vl*Dv",
+        ),
         *q.delta_net_state(at),
-    )
+    )  # fmt: skip
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from sparkquant.layouts import _qwen as q
 from sparkquant.layouts.qwen3_5 import delta_net, text_config, tied
 
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
+ARCHITECTURES = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

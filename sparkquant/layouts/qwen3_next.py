@@ -15,6 +15,7 @@ from sparkquant.layouts import _qwen as q
 from sparkquant.layouts._decoder import PLAIN_HEAD
 
 MODEL_TYPES = ("qwen3_next",)
+ARCHITECTURES = ("Qwen3NextForCausalLM",)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -24,9 +25,20 @@ def layout(config: Mapping[str, Any]) -> Layout:
         family="qwen3_next",
         rules=(
             *q.top(plain_head=(PLAIN_HEAD,)),
-            TensorRule(rf"{at}\.linear_attn\.in_proj_qkvz\.weight", C.LINEAR_ATTENTION_QKVZ, linear=True),
-            TensorRule(rf"{at}\.linear_attn\.in_proj_ba\.weight", C.LINEAR_ATTENTION_GATES),
-            TensorRule(rf"{at}\.linear_attn\.out_proj\.weight", C.LINEAR_ATTENTION_OUT, linear=True, row_parallel=True),
+            TensorRule(
+                rf"{at}\.linear_attn\.in_proj_qkvz\.weight",
+                C.LINEAR_ATTENTION_QKVZ,
+                linear=True,
+                shape="2*Kl*Dk+2*Vl*Dv, H",
+            ),
+            TensorRule(rf"{at}\.linear_attn\.in_proj_ba\.weight", C.LINEAR_ATTENTION_GATES, shape="2*Vl, H"),
+            TensorRule(
+                rf"{at}\.linear_attn\.out_proj\.weight",
+                C.LINEAR_ATTENTION_OUT,
+                linear=True,
+                row_parallel=True,
+                shape="H, Vl*Dv",
+            ),
             *q.delta_net_state(at),
             *q.attention(at),
             *q.mlp(at),

@@ -15,6 +15,7 @@ from sparkquant.layouts import _qwen as q
 from sparkquant.layouts.qwen3_5 import delta_net
 
 MODEL_TYPES = ("qwen4_exp",)
+ARCHITECTURES = ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
 
 ABSENT = Limit(("0.25", "0.26"), "Qwen4ExpForConditionalGeneration came later")
 MERGED = Limit(("0.33",), "merged with the indexer's index_qk_proj into qkv_proj, which stays 16-bit")
@@ -26,8 +27,8 @@ def attention(at: str) -> tuple[TensorRule, ...]:
     """q [2*A*D, H] with the output gate, k, v, o, their norms, and the indexer."""
     path = rf"{at}\.self_attn"
     return (
-        d.linear(rf"{path}\.[qkv]_proj", C.ATTENTION_QKV, "qkv_proj", plain=(MERGED,)),
-        d.linear(rf"{path}\.o_proj", C.ATTENTION_OUT, row_parallel=True),
+        d.linear(rf"{path}\.[qkv]_proj", C.ATTENTION_QKV, "qkv_proj", plain=(MERGED,), shape="A*D|2*A*D|K*D, H"),
+        d.linear(rf"{path}\.o_proj", C.ATTENTION_OUT, row_parallel=True, shape="H, A*D"),
         d.kept(rf"{path}\.[qk]_norm\.weight", C.NORM),
         d.kept(rf"{path}\.indexer\.index_qk_proj\.weight", C.ROUTER),
         d.kept(rf"{path}\.indexer\.[qk]_layernorm\.weight", C.NORM),
@@ -49,11 +50,15 @@ def per_layer_embedding(at: str) -> tuple[TensorRule, ...]:
     """The n-gram table (in shards), its integer tables, and the path from it into the layer."""
     path = rf"{at}\.ple"
     return (
-        d.kept(rf"{path}\.ple_embedding\.ngram_embedding\.(?:shard_\d+\.)?weight(?:_scale)?", C.EMBED),
-        d.kept(rf"{path}\.ple_embedding\.(?:layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)", C.STATE),
-        d.kept(rf"{path}\.(?:key_proj|value_proj)\.weight", C.ADAPTER),
-        d.kept(rf"{path}\.conv1d\.weight", C.LINEAR_ATTENTION_CONV),
-        d.kept(rf"{path}\.(?:norm\w*|\w*norm)\.weight", C.NORM),
+        d.kept(rf"{path}\.ple_embedding\.ngram_embedding\.(?:shard_\d+\.)?weight(?:_scale)?", C.EMBED, optional=True),
+        d.kept(
+            rf"{path}\.ple_embedding\.(?:layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)",
+            C.STATE,
+            optional=True,
+        ),
+        d.kept(rf"{path}\.(?:key_proj|value_proj)\.weight", C.ADAPTER, optional=True),
+        d.kept(rf"{path}\.conv1d\.weight", C.LINEAR_ATTENTION_CONV, optional=True),
+        d.kept(rf"{path}\.(?:norm\w*|\w*norm)\.weight", C.NORM, optional=True),
     )
 
 
@@ -68,9 +73,9 @@ def layout(config: Mapping[str, Any]) -> Layout:
             *block(at),
             *delta_net(at),
             *per_layer_embedding(at),
-            TensorRule(rf"{_PATH}embed_tokens\.weight", C.EMBED, required=True),
+            TensorRule(rf"{_PATH}embed_tokens\.weight", C.EMBED, required=True, shape="V, H"),
             d.kept(rf"{_PATH}hyper_connection_mixer\.{_MIXER}", C.ADAPTER),
-            TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=(d.PLAIN_HEAD,), required=True),
+            TensorRule(r"lm_head\.weight", C.LM_HEAD, linear=True, plain=(d.PLAIN_HEAD,), required=True, shape="V, H"),
             *q.vision(),
             *d.as_draft(block(draft)),
             d.kept(rf"mtp\.hyper_connection_mixer\.{_MIXER}", C.MTP),

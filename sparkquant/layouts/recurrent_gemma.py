@@ -8,8 +8,17 @@ from typing import Any
 from sparkquant.layers import ENGINES, NO_DRAFT_HEAD, Layout, Limit
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("recurrent_gemma",)
+ARCHITECTURES = ("RecurrentGemmaForCausalLM",)
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """MLPs are half of intermediate_size wide; W is the width of the recurrence."""
+    inner = whole(config, "intermediate_size")
+    key = "lru_width" if config.get("lru_width") else "hidden_size"
+    return {"I": ("intermediate_size / 2", None if inner is None else inner // 2), "W": (key, config.get(key))}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -21,8 +30,8 @@ def layout(config: Mapping[str, Any]) -> Layout:
         rules=(
             *d.top(norm="final_norm"),
             *d.attention(at, "temporal_block"),
-            d.linear(rf"{path}\.linear_[xy]", C.LINEAR_ATTENTION_QKVZ),
-            d.linear(rf"{path}\.linear_out", C.LINEAR_ATTENTION_OUT, row_parallel=True),
+            d.linear(rf"{path}\.linear_[xy]", C.LINEAR_ATTENTION_QKVZ, shape="W, H"),
+            d.linear(rf"{path}\.linear_out", C.LINEAR_ATTENTION_OUT, row_parallel=True, shape="H, W"),
             d.kept(rf"{path}\.linear_(?:[xy]|out)\.bias", C.STATE),
             d.kept(rf"{path}\.conv_1d\.(?:weight|bias)", C.LINEAR_ATTENTION_CONV),
             d.kept(

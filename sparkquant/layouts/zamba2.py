@@ -7,14 +7,17 @@ and about mixers under numbers that count on from the number of hybrid layers: `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sparkquant.layers import NO_DRAFT_HEAD, Layout, config_int
 from sparkquant.layers import LayerClass as C
 from sparkquant.layouts import _decoder as d
 from sparkquant.layouts import _mamba
+from sparkquant.sizes import Sizes, whole
 
 MODEL_TYPES = ("zamba2",)
+ARCHITECTURES = ("Zamba2ForCausalLM",)
 
 _SHARED = "shared_transformer"
 
@@ -26,6 +29,13 @@ def hybrid_layers(config: Mapping[str, Any]) -> int:
     if isinstance(kinds, list):
         return sum(kind == "hybrid" for kind in kinds)
     return len(listed) if isinstance(listed, list) else 0
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Mamba heads share the expanded width."""
+    heads, inner = config.get("n_mamba_heads"), whole(config, "mamba_expand", "hidden_size")
+    width = inner // heads if type(heads) is int and heads > 0 and inner is not None else None
+    return {"h": ("n_mamba_heads", heads), "p": ("mamba_expand * hidden_size / n_mamba_heads", width)}
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
@@ -40,15 +50,19 @@ def layout(config: Mapping[str, Any]) -> Layout:
             *_mamba.mamba2(
                 at, r"(?:mamba_decoder\.)?mamba", groups, aliases=(rf"{{n+{hybrids}}}\.mixer",)
             ),
-            *d.attention(shared, aliases=("model",)),
-            d.linear(rf"{shared}\.feed_forward\.gate_up_proj", C.MLP_GATE_UP, aliases=(r"model\.feed_forward",)),
+            # Reads the embedding beside the hidden states: twice as wide.
+            *(replace(rule, shape="") for rule in d.attention(shared, aliases=("model",))),
+            d.linear(
+                rf"{shared}\.feed_forward\.gate_up_proj", C.MLP_GATE_UP, aliases=(r"model\.feed_forward",),
+                shape="2*I, H",
+            ),
             d.linear(
                 rf"{shared}\.feed_forward\.down_proj", C.MLP_DOWN, row_parallel=True,
-                aliases=(r"model\.feed_forward",),
+                aliases=(r"model\.feed_forward",), shape="H, I",
             ),
             d.kept(
                 rf"{shared}\.(?:self_attn\.linear_[qkv]|feed_forward\.gate_up_proj)_adapter_list\.\d+\.[01]\.weight",
-                C.ADAPTER,
+                C.ADAPTER, optional=True,
             ),
             d.kept(rf"{at}\.linear\.weight", C.ADAPTER),
             *d.norms(at, r"(?:mamba_decoder\.)?input_layernorm"),

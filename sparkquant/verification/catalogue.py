@@ -57,7 +57,10 @@ CATALOGUE: Mapping[str, Entry] = {
     "config.absent": Entry("every module that the config declares quantized is stored quantized"),
     "config.undeclared": Entry("every module that is stored quantized is declared, and not ignored"),
     "config.scheme": Entry("every module is stored in the scheme that the config declares"),
-    "config.architectures": Entry("architectures names the class of the source, a multimodal one for vision tensors"),
+    "config.architectures": Entry(
+        "architectures names the class of the source, one that loads the family, a multimodal one for vision tensors"
+    ),
+    "config.sizes": Entry("the widths, heads and expert counts in config.json are those of the stored weights"),
     # names by the engine's rules
     "rules.pattern": Entry("every pattern is a regular expression that can be matched in bounded time"),
     "rules.glob": Entry("no entry is a glob: the engine compares entries without `re:` letter by letter"),
@@ -119,17 +122,19 @@ def finding(
     measured: Any = None,
     expected: Any = None,
     inherited: bool = False,
+    warns: bool = False,
 ) -> Check:
     """A finding under an id of the table, red or a warning as the table says.
 
-    Long lists are cut, with their length in the message. `inherited`: the source has the same fault, so it only warns.
+    Long lists are cut, with their length in the message. `inherited`: the source has the same fault, so it only warns;
+    `warns`: it does for another reason, which the message says.
     """
     names = [name[:300] for name in tensors]
     if len(names) > MAX_NAMED:
         message += f" ({len(names)} in all)"
     if inherited:
         message += "; the source has the same fault"
-    status = Status.WARN if inherited or CATALOGUE[id].warns else Status.FAIL
+    status = Status.WARN if inherited or warns or CATALOGUE[id].warns else Status.FAIL
     return Check(id, status, message, tuple(names[:MAX_NAMED]), measured, expected)
 
 

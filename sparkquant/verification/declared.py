@@ -9,10 +9,13 @@ from typing import Any
 from sparkquant.engine.rules import Ignored
 from sparkquant.formats.declaration import ACTORDER, FORMAT, MALFORMED, UNSUPPORTED, Fault
 from sparkquant.layers import PROTECTED
+from sparkquant.layouts import layout_for
 from sparkquant.report import Check
+from sparkquant.sizes import size_faults
 from sparkquant.verification.catalogue import finding, skipped
+from sparkquant.verification.origins import plain_header
 from sparkquant.verification.resolution import resolve
-from sparkquant.verification.schemes_stored import is_other_kind
+from sparkquant.verification.schemes_stored import is_other_kind, readable_schemes
 from sparkquant.verification.subject import Subject
 
 _FAULT_IDS = {
@@ -26,6 +29,7 @@ _FAULT_IDS = {
 def check_config(subject: Subject) -> Iterator[Check]:
     """config.* except architectures."""
     yield from _dtype(subject)
+    yield from _sizes(subject)
     inherited = set(_nonfinite(subject.source.config)) if subject.source is not None else set()
     places = [place for place in _nonfinite(subject.config) if place not in inherited]
     if places:
@@ -51,6 +55,24 @@ def _dtype(subject: Subject) -> Iterator[Check]:
         yield finding("config.float16", "activations overflow float16 to NaN or `!!!!`: use bfloat16")
 
 
+def _sizes(subject: Subject) -> Iterator[Check]:
+    if subject.layout is None:
+        yield from skipped("no layout knows this model_type", "config.sizes")
+        return
+    shapes: dict[str, tuple[int, ...]] = {}
+    schemes = readable_schemes(subject)
+    for name, module in subject.modules.items():
+        plain, scheme = plain_header(module), schemes.get(name)
+        shape = plain.shape if plain is not None else scheme.shape_of(module.tensors) if scheme is not None else None
+        if shape is not None and name in subject.placements:
+            shapes[name] = shape
+    faults = list(size_faults(subject.layout, subject.placements, shapes))
+    if faults:
+        of_source = subject.source is not None and layout_for(subject.source.config).sizes == subject.layout.sizes
+        what = f"{faults[0].where} {faults[0].what}"
+        yield finding("config.sizes", what, [fault.where for fault in faults], inherited=of_source)
+
+
 def _nonfinite(config: Mapping[str, Any]) -> Iterator[str]:
     todo: list[tuple[str, Any]] = [("", config)]
     while todo:
@@ -72,7 +94,9 @@ def _faults(subject: Subject) -> Iterator[Check]:
     for kind, id in _FAULT_IDS.items():
         of_kind = [fault for fault in faults if fault.kind == kind]
         if of_kind:
-            yield finding(id, f"{of_kind[0].where} {of_kind[0].what}", [fault.where for fault in of_kind])
+            older = kind == ACTORDER and subject.reads_orders
+            what = f"{of_kind[0].where} {of_kind[0].what}" + (f" (vLLM {subject.version} reads it)" if older else "")
+            yield finding(id, what, [fault.where for fault in of_kind], warns=older)
 
 
 def _both_ways(subject: Subject) -> Iterator[Check]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sparkquant.engine.routing import refusals, routes_of
+from sparkquant.engine.routing import CAPABILITIES, refusals, routes_of
+from sparkquant.engine.rules import VERSIONS
 from sparkquant.engine.versions import Engine
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, passed, skipped
 from sparkquant.verification.loads import checkpoint_loads
 from sparkquant.verification.subject import Subject
 
-CAPABILITIES = ("12.1", "9.0", "8.6")
-"""Where none is named: a module is refused when all of these refuse it. The table is that of the first."""
-
 
 def check_kernels(subject: Subject) -> Iterator[Check]:
-    """rules.engine and rules.kernel"""
+    """rules.engine and rules.kernel; without a named capability a module is refused when all of them refuse it."""
     yield from _engine(subject)
     if subject.declared is None:
         yield from skipped("config.json has no quantization_config", "rules.kernel")
@@ -25,7 +23,7 @@ def check_kernels(subject: Subject) -> Iterator[Check]:
     engine = serving.engine or Engine(subject.version, subject.version)
     loads = list(checkpoint_loads(subject))
     capabilities = (serving.capability,) if serving.capability is not None else CAPABILITIES
-    table = routes_of(loads, engine, serving.tp, capabilities[0])
+    table = routes_of(loads, engine, serving.tp, capabilities[0], elsewhere=capabilities[1:])
     refused = [refusals(loads, engine, serving.tp, capability) for capability in capabilities]
     everywhere = {name: reason for name, reason in refused[0].items() if all(name in other for other in refused)}
     if everywhere:
@@ -38,13 +36,22 @@ def check_kernels(subject: Subject) -> Iterator[Check]:
 
 def _engine(subject: Subject) -> Iterator[Check]:
     if subject.serving.engine is None:
-        yield from skipped("no engine version was named", "rules.engine")
+        good = [version for version in VERSIONS if not subject.unloadable(version)]
+        yield from skipped(f"no engine version was named; of those known {_listed(good)}", "rules.engine")
     elif subject.layout is None:
         yield from skipped("no layout knows this model_type", "rules.engine")
     elif absence := subject.layout.absent_in(subject.version):
         yield finding("rules.engine", f"vLLM {subject.version}: {absence}")
     else:
-        plain = [load for load in checkpoint_loads(subject) if load.plain]
+        plain = {
+            name: reason
+            for name, placement in subject.placements.items()
+            if subject.modules[name].is_quantized and (reason := placement.rule.plain_in(subject.version))
+        }
         if plain:
-            what = f"vLLM {subject.version} loads these in 16 bits only: {plain[0].plain}"
-            yield finding("rules.engine", what, [load.name for load in plain])
+            what = f"vLLM {subject.version} loads these in 16 bits only: {next(iter(plain.values()))}"
+            yield finding("rules.engine", what, plain)
+
+
+def _listed(versions: Sequence[str]) -> str:
+    return f"{', '.join(versions)} can load it" if versions else "none can load it"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sparkquant.engine.kernels import Form
 from sparkquant.engine.routing import Load
+from sparkquant.formats.declaration import ACTORDER
 from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
 
@@ -52,6 +53,13 @@ def _load(subject: Subject, group: str, members: list[str]) -> Load | None:
         parts=parts,
         row_parallel=placement.rule.row_parallel if placement is not None else group.endswith(("down_proj", "o_proj")),
         is_moe=is_moe,
-        form=Form(str(scheme.storage), scheme.inputs, scheme.per_tensor),
+        form=Form(str(scheme.storage), scheme.inputs, scheme.per_tensor, _ordered(subject, first)),
         plain=plain,
+        activation=subject.layout.activation if subject.layout is not None else "",
     )
+
+
+def _ordered(subject: Subject, module: str) -> bool:
+    """Whether the config declares an activation order and the module stores one."""
+    declared = subject.declared is not None and any(fault.kind == ACTORDER for fault in subject.declared.faults)
+    return declared and not {"g_idx", "weight_g_idx"}.isdisjoint(subject.modules[module].tensors)

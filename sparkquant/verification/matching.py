@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from sparkquant.engine.patterns import Entries, Pattern
-from sparkquant.engine.rules import VERSIONS, EngineModule, Ignored
+from sparkquant.engine.rules import EngineModule, Ignored
 from sparkquant.engine.skipping import WILD, Wildcards
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, skipped
@@ -179,7 +179,8 @@ class _Rules:
         if split:
             yield finding("rules.split_scheme", "parts resolve to different groups; the engine takes the first", split)
         if order:
-            yield finding("rules.order", f"versions {', '.join(VERSIONS)} resolve these differently", order)
+            versions = ", ".join(self.subject.versions)
+            yield finding("rules.order", f"versions {versions} resolve these differently", order)
         if overlap:
             yield finding("rules.overlap", "targets of several groups match", overlap)
 

@@ -100,16 +100,3 @@ def decode(codes: NDArray[Any], dtype: str) -> Floats:
     if dtype == "F32":
         return codes.view(np.float32)
     raise ValueError(f"{dtype} is no float type that is checked")
-
-
-def nonfinite(codes: NDArray[Any], dtype: str) -> int:
-    """How many NaN or infinite values there are; 0 for integer types."""
-    exponent = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}.get(dtype)
-    if exponent is not None:
-        mask = codes.dtype.type(exponent)
-        return int(np.count_nonzero((codes & mask) == mask))
-    if dtype == "F8_E4M3":
-        return int(np.count_nonzero((codes & 0x7F) == 0x7F))
-    if dtype == "F8_E5M2":
-        return int(np.count_nonzero((codes & 0x7C) == 0x7C))
-    return 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from sparkquant.completeness import incomplete_draft, incomplete_tower
 from sparkquant.engine.rules import Ignored
 from sparkquant.layers import PROTECTED, LayerClass
 from sparkquant.report import Check
+from sparkquant.structure import architecture_fault
 from sparkquant.verification.catalogue import finding, skipped
-from sparkquant.verification.complete import incomplete_draft, incomplete_tower
 from sparkquant.verification.resolution import resolve
 from sparkquant.verification.schemes_stored import stored_bits
 from sparkquant.verification.subject import Subject
@@ -80,7 +81,8 @@ def _draft_head(subject: Subject) -> Iterator[Check]:
     if subject.layout.mtp.declared and not stored and not in_source:
         missing, inherited = ["mtp"], subject.source is not None
     elif stored and not missing:
-        missing = sorted(incomplete_draft(subject, stored))
+        text = subject.checkpoint.text_config
+        missing = sorted(incomplete_draft(subject.layout, text, subject.modules, stored))
         inherited = subject.source is not None
     if missing:
         what = "the draft head is incomplete: speculative decoding drafts garbage or nothing"
@@ -102,7 +104,8 @@ def _vision(subject: Subject) -> Iterator[Check]:
     if isinstance(tower, Mapping) and not stored and not in_source:
         missing = {"model.visual"}
     if stored:
-        missing |= set(incomplete_tower(subject, stored, tower if isinstance(tower, Mapping) else {}))
+        assert subject.layout is not None
+        missing |= set(incomplete_tower(subject.layout, tower if isinstance(tower, Mapping) else {}, stored))
     if missing:
         inherited = subject.source is not None and not missing & in_source
         what = "the vision tower is incomplete: images are read wrongly without an error"
@@ -126,15 +129,20 @@ def _head(subject: Subject) -> Iterator[Check]:
 
 def _architectures(subject: Subject) -> Iterator[Check]:
     named = subject.config.get("architectures")
-    if subject.source is not None:
-        wanted = subject.source.config.get("architectures")
-        if named != wanted:
-            what = f"architectures is {str(named)[:100]}, the source has {str(wanted)[:100]}"
-            yield finding("config.architectures", what, measured=str(named)[:200], expected=str(wanted)[:200])
+    wanted = subject.source.config.get("architectures") if subject.source is not None else None
+    if subject.source is not None and named != wanted:
+        what = f"architectures is {str(named)[:100]}, the source has {str(wanted)[:100]}"
+        yield finding("config.architectures", what, measured=str(named)[:200], expected=str(wanted)[:200])
         return
     texts = [item for item in named if isinstance(item, str)] if isinstance(named, list) else []
+    inherited = subject.source is not None
     if not texts:
-        yield finding("config.architectures", "config.json names no model class", measured=str(named)[:200])
+        what = "config.json names no model class"
+        yield finding("config.architectures", what, measured=str(named)[:200], inherited=inherited)
+    elif subject.layout is not None and (fault := architecture_fault(texts[0], subject.config, subject.layout)):
+        expected = list(subject.layout.architectures)
+        yield finding("config.architectures", fault, measured=texts[0][:200], expected=expected, inherited=inherited)
     elif any("visual." in name for name in subject.modules) and not texts[0].endswith("ForConditionalGeneration"):
         what = f"{texts[0][:100]} is a text-only class, yet vision tensors are stored"
-        yield finding("config.architectures", what, measured=texts[0][:200], expected="...ForConditionalGeneration")
+        expect = "...ForConditionalGeneration"
+        yield finding("config.architectures", what, measured=texts[0][:200], expected=expect, inherited=inherited)

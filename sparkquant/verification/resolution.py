@@ -42,22 +42,35 @@ def built(group: Group | None) -> Built:
 
 def resolve(subject: Subject, module: EngineModule, version: str) -> Resolution:
     """One module in one version."""
+    view = subject.view_in(version)
     names = subject.declared.names if subject.declared is not None else None
     if names is not None:
-        return Resolution(*names.answer(subject.engine, module))
-    state = ignored(module, subject.ignore, version)
+        return Resolution(*names.answer(view.model, module))
+    state = ignored(module, view.ignore, version)
     if state is not Ignored.NO:
         return Resolution(state, ())
-    found = matched_target(module, subject.targets, version)
+    found = matched_target(module, view.targets, version)
     return Resolution(state, tuple(None if hit is None else subject.target_groups[hit] for hit in found))
 
 
 def resolutions(subject: Subject) -> Mapping[str, Mapping[str, Resolution]]:
     """By engine module, then by version."""
     return {
-        module.name: {version: resolve(subject, module, version) for version in subject.versions}
+        module.name: {version: _resolved_elsewhere(subject, module, version) for version in subject.versions}
         for module in subject.engine_modules
     }
+
+
+def _resolved_elsewhere(subject: Subject, module: EngineModule, version: str) -> Resolution:
+    """What a version makes of the members of a module, which it may spell or fuse otherwise."""
+    view = subject.view_in(version)
+    if view is subject.view:
+        return resolve(subject, module, version)
+    others = dict.fromkeys(view.module_of[member] for member in module.members if member in view.module_of)
+    found = [resolve(subject, other, version) for other in others]
+    states = {resolution.ignored for resolution in found}
+    state = states.pop() if len(states) == 1 else Ignored.PARTIAL if states else Ignored.YES
+    return Resolution(state, tuple(group for resolution in found for group in resolution.groups))
 
 
 def named_group(name: str, subject: Subject) -> Group | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from sparkquant.report import Check
 from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK
 from sparkquant.verification.catalogue import finding
 from sparkquant.verification.columns import loses_columns, plain_order
-from sparkquant.verification.payload import PIECE_BYTES, READABLE, Floats, Payload, matrix_shape
+from sparkquant.verification.payload import PIECE_BYTES, READABLE, Floats, Payload, decode, matrix_shape
 from sparkquant.verification.schemes_stored import readable_schemes
 from sparkquant.verification.subject import Subject
 
@@ -25,8 +25,6 @@ SCALES = ("weight_scale", "weight_global_scale", "input_scale", "input_global_sc
           "weight_scale_inv", "scales")  # fmt: skip
 GLOBAL = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale")
 TINY = float(np.finfo(np.float32).tiny)
-FLUSHED_BELOW = 2.0**-6
-"""Marlin's rescale of NVFP4 block scales keeps no smaller ones: the whole block becomes zero."""
 
 
 @dataclass
@@ -73,16 +71,14 @@ def _scale(
     step = _rows_at_once(module, rows, columns)
     nonfinite = zero = negative = denormal = flushed = 0
     for first in range(0, rows, step):
-        values = payload.floats(header, first, first + step)
-        finite = np.isfinite(values)
-        nonfinite += int(values.size - np.count_nonzero(finite))
-        negative += int(np.count_nonzero(values < 0)) if not is_int else 0
-        size = np.abs(values)
-        if header.dtype == "F8_E4M3":
-            flushed += int(np.count_nonzero((size > 0) & (size < FLUSHED_BELOW)))
-        else:
-            denormal += int(np.count_nonzero((size > 0) & (size < TINY)))
-        if np.count_nonzero(values) < values.size:
+        codes = payload.codes(header, first, first + step)
+        found = _fp8_faults(codes) if header.dtype == "F8_E4M3" else _float_faults(decode(codes, header.dtype))
+        nonfinite += found.nonfinite
+        negative += found.negative if not is_int else 0
+        denormal += found.denormal
+        flushed += found.flushed
+        if found.zero:
+            values = decode(codes, header.dtype)
             zero += suffix in GLOBAL or _loses_weights(payload, module, scheme, values, first)
     for count, names in (
         (nonfinite, out.nonfinite), (zero, out.zero), (negative, out.negative), (denormal, out.denormal)
@@ -91,6 +87,31 @@ def _scale(
             names.append(header.name)
     if flushed:
         out.flushed[header.name] = flushed
+
+
+class _Counts(NamedTuple):
+    nonfinite: int
+    negative: int
+    zero: int
+    denormal: int
+    flushed: int
+
+
+def _float_faults(values: Floats) -> _Counts:
+    size = np.abs(values)
+    count = np.count_nonzero
+    zero = values.size - count(values)
+    infinite = values.size - count(np.isfinite(values))
+    return _Counts(int(infinite), int(count(values < 0)), int(zero), int(count((size > 0) & (size < TINY))), 0)
+
+
+def _fp8_faults(codes: NDArray[Any]) -> _Counts:
+    """By their codes, which is quicker: 0x7f is NaN; below 8 are those under 2**-6, which Marlin's rescale flushes."""
+    size = codes & np.uint8(0x7F)
+    count = np.count_nonzero
+    nan, zero = count(size == 0x7F), size.size - count(size)
+    negative = count(codes > 0x80) - count(codes == 0xFF)
+    return _Counts(int(nan), int(negative), int(zero), 0, int(count(size < 8) - zero))
 
 
 def _holds_integers(module: StoredModule) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparkquant.checkpoint import TensorHeader
+from sparkquant.completeness import absent_experts, broken_layers, layer_types
 from sparkquant.errors import CheckpointError
 from sparkquant.formats.stored import SCALE_DTYPES, StoredModule, StoredScheme
-from sparkquant.layers import LayerClass
 from sparkquant.report import Check
 from sparkquant.schemes import OutputTensor
 from sparkquant.verification.catalogue import finding, skipped
@@ -48,10 +48,12 @@ def check_stored_set(subject: Subject) -> Iterator[Check]:
         if subject.source is not None and headers != subject.source.header_digest:
             yield finding("plan.source", "the plan was made for another checkpoint than the source given", [PLAN])
     _by_schemes(subject, faults)
+    _biases(subject, faults)
     yield from _reported(faults)
     order = list(_orders(subject))
     if order:
-        yield finding("tensors.g_idx", "an activation order is stored; newer engines refuse it", order)
+        what = "an activation order is stored; newer engines refuse it"
+        yield finding("tensors.g_idx", what, order, warns=subject.reads_orders)
     yield from _unknown(subject)
     yield from _layers(subject)
     yield from check_required(subject)
@@ -102,6 +104,16 @@ def _by_schemes(subject: Subject, faults: _Faults) -> None:
     """What each module's declared scheme needs; modules without a declaration are reported by config.*."""
     for name, scheme in readable_schemes(subject).items():
         _module(subject.modules[name], scheme, faults)
+
+
+def _biases(subject: Subject, faults: _Faults) -> None:
+    """The bias of a quantized Linear is as long as its rows."""
+    for name, scheme in readable_schemes(subject).items():
+        bias = subject.modules.get(f"{name}.bias")
+        header = bias.tensors.get("") if bias is not None else None
+        shape = scheme.shape_of(subject.modules[name].tensors)
+        if header is not None and shape is not None and header.shape != shape[:1]:
+            faults.shape.setdefault(header.name, f"is {list(header.shape)}, not {list(shape[:1])}")
 
 
 def _module(module: StoredModule, scheme: StoredScheme, faults: _Faults) -> None:
@@ -164,7 +176,7 @@ def _is_kv_scale(name: str) -> bool:
 
 def _layers(subject: Subject) -> Iterator[Check]:
     """Layers of one type hold the same modules, and every expert is there."""
-    layers, experts = _by_layer(subject)
+    layers = _by_layer(subject)
     missing: list[str] = []
     for (_, region), members in _kinds(subject, layers).items():
         counts = Counter(leaf for index in members for leaf in layers[region][index])
@@ -174,7 +186,10 @@ def _layers(subject: Subject) -> Iterator[Check]:
     for region, found in layers.items():
         if type(number) is int and 0 < number < 10_000 and _is_decoder(region):
             missing += [f"{region}.{index}" for index in range(number) if index not in found]
-    missing += list(_absent_experts(subject, experts))
+    missing += absent_experts(_counted_experts(subject), subject.modules)
+    if subject.layout is not None:
+        broken = broken_layers(subject.layout, subject.checkpoint.text_config, subject.placements)
+        missing += [place for place, _ in broken if place not in missing]
     if missing:
         kept = [name for name in missing if any(module.startswith(name) for module in subject.source_modules)]
         inherited = subject.source is not None and not kept
@@ -182,31 +197,29 @@ def _layers(subject: Subject) -> Iterator[Check]:
         yield finding("tensors.layers", what, missing, inherited=inherited)
 
 
+_OUTSIDE = (".visual", ".encoder", "vision_tower", "audio_tower")
+"""Towers, whose layers are counted apart."""
+
+
 def _is_decoder(region: str) -> bool:
-    return not region.startswith("mtp") and ".visual" not in region and ".encoder" not in region
+    return not region.startswith("mtp") and not any(part in region for part in _OUTSIDE)
 
 
 _Layers = dict[str, dict[int, set[str]]]
 
 
-def _by_layer(subject: Subject) -> tuple[_Layers, dict[tuple[str, str], set[int]]]:
+def _by_layer(subject: Subject) -> _Layers:
+    """Leaves by layer; all experts of a layer look like the first."""
     layers: _Layers = defaultdict(lambda: defaultdict(set))
-    experts: dict[tuple[str, str], set[int]] = defaultdict(set)
     for module in subject.modules:
         match = _LAYER.fullmatch(module)
         if match is None or not _is_decoder(match[1]):
             continue
-        leaf = match[3]
-        expert = _EXPERT.fullmatch(leaf)
-        if expert is not None:
-            experts[(f"{match[1]}.{match[2]}.{expert[1]}", expert[3])].add(int(expert[2]))
-            leaf = f"{expert[1]}.0.{expert[3]}"
+        expert = _EXPERT.fullmatch(match[3])
+        leaf = match[3] if expert is None else f"{expert[1]}.0.{expert[3]}"
         layers[match[1]][int(match[2])].add(leaf)
-    return layers, experts
+    return layers
 
-
-TYPES = ("layer_types", "layers_block_type", "attn_type_list", "hybrid_override_pattern")
-"""Where a config lists the kind of every layer."""
 
 _RECURRENT = re.compile(r"(?:.*\.)?(?:linear_attn|A_log|conv_?1d|[qkv]_conv1d|conv|rg_lru)(?:\..*)?")
 _ATTENTION = re.compile(r"(?:.*\.)?(?:q_proj|qkv_proj|kv_a_proj_with_mqa|q_a_proj)")
@@ -215,9 +228,7 @@ _ATTENTION = re.compile(r"(?:.*\.)?(?:q_proj|qkv_proj|kv_a_proj_with_mqa|q_a_pro
 def _kinds(subject: Subject, layers: Mapping[str, Mapping[int, set[str]]]) -> dict[tuple[str, str], list[int]]:
     """Layers that must hold the same: by their kind in config.json, else by the kind of mixer that they hold."""
     text = subject.checkpoint.text_config
-    number = text.get("num_hidden_layers")
-    types = next((text[key] for key in TYPES if isinstance(text.get(key), list | str)), "")
-    types = types if type(number) is int and len(types) == number else ""
+    number, types = text.get("num_hidden_layers"), layer_types(text)
     shared = text.get("num_kv_shared_layers")
     own_keys = number - shared if type(number) is int and type(shared) is int else None
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -237,14 +248,9 @@ def _any(pattern: re.Pattern[str], leaves: Iterable[str]) -> bool:
     return any(pattern.fullmatch(leaf) for leaf in leaves)
 
 
-def _absent_experts(subject: Subject, experts: Mapping[tuple[str, str], set[int]]) -> Iterator[str]:
+def _counted_experts(subject: Subject) -> int:
+    """How many experts config.json counts; 0 when it does not say."""
+    if subject.layout is not None:
+        return subject.layout.experts[0]
     text = subject.checkpoint.text_config
-    number = next((text[key] for key in ("num_experts", "n_routed_experts") if type(text.get(key)) is int), 0)
-    for (parent, part), found in experts.items():
-        count = number if 0 < number <= 10_000 else max(found) + 1
-        yield from (f"{parent}.{expert}.{part}" for expert in range(min(count, 10_000)) if expert not in found)
-
-
-def mtp_modules(subject: Subject) -> list[str]:
-    """Stored modules of the draft head."""
-    return subject.of_class(LayerClass.MTP) or [name for name in subject.modules if name.startswith("mtp.")]
+    return next((text[key] for key in ("num_experts", "n_routed_experts") if type(text.get(key)) is int), 0)

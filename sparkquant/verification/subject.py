@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 
 from sparkquant import formats
 from sparkquant.checkpoint import INDEX, Checkpoint
+from sparkquant.engine.models import model_of
 from sparkquant.engine.patterns import Budget, Entries, Pattern
-from sparkquant.engine.rules import GENERIC, MODELS, VERSIONS, EngineModel, EngineModule, engine_modules
+from sparkquant.engine.rules import VERSIONS, EngineModel, EngineModule, engine_modules
 from sparkquant.engine.versions import Engine
 from sparkquant.errors import CheckpointError, UnknownFamily
 from sparkquant.formats.compressed_tensors import declaration
@@ -27,10 +28,6 @@ from sparkquant.verification.planned import PlannedTensor, overlaid_names, plann
 PLAN = "sparkquant/plan.json"
 
 
-BASE = "0.25"
-"""The version whose rules decide where none is named; rules.order compares the others with it."""
-
-
 @dataclass(frozen=True)
 class Serving:
     """What shall serve the result: an engine version, tensor-parallel sizes, a compute capability; None: any."""
@@ -41,6 +38,29 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class EngineView:
+    """What one engine version makes of the names: its modules, and a config's entries in its spelling.
+
+    linears  checkpoint modules with a matrix that the engine may ask its config about
+    """
+
+    model: EngineModel
+    linears: Sequence[str]
+    targets: Entries
+    ignore: Entries
+
+    @cached_property
+    def modules(self) -> list[EngineModule]:
+        """The engine's modules, fused as it fuses them."""
+        return engine_modules(self.model, self.linears)
+
+    @cached_property
+    def module_of(self) -> dict[str, EngineModule]:
+        """By checkpoint module: the engine's module that it is loaded into."""
+        return {member: module for module in self.modules for member in module.members}
+
+
+@dataclass(frozen=True)
 class Subject:
     """One folder with everything that several checks ask of it, worked out once."""
 
@@ -48,15 +68,31 @@ class Subject:
     source: Checkpoint | None
     serving: Serving = Serving()
 
-    @property
+    @cached_property
     def version(self) -> str:
-        """The engine version by whose rules names are resolved."""
-        return BASE if self.serving.engine is None else self.serving.engine.rules
+        """The engine version by whose rules names are resolved: the one that was named, or the oldest that loads it."""
+        return self.versions[0] if self.serving.engine is None else self.serving.engine.rules
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Versions that must agree: all that load the checkpoint, or the one that was named."""
+        if self.serving.engine is not None:
+            return (self.serving.engine.rules,)
+        return tuple(version for version in VERSIONS if not self.unloadable(version)) or tuple(VERSIONS)
+
+    def unloadable(self, version: str) -> str:
+        """Why a version cannot load this checkpoint, by the family's limits; "" when nothing is known against it."""
+        if self.layout is None:
+            return ""
+        if absence := self.layout.absent_in(version):
+            return absence
+        quantized = (self.placements[n] for n, m in self.modules.items() if m.is_quantized and n in self.placements)
+        return next((reason for placement in quantized if (reason := placement.rule.plain_in(version))), "")
 
     @property
-    def versions(self) -> tuple[str, ...]:
-        """Versions that must agree: all that are known, or the one that was named."""
-        return tuple(VERSIONS) if self.serving.engine is None else (self.version,)
+    def reads_orders(self) -> bool:
+        """Whether the engine version that was named reads activation orders; 0.33 refuses them."""
+        return self.serving.engine is not None and self.version in ("0.25", "0.26")
 
     @property
     def path(self) -> Path:
@@ -97,24 +133,45 @@ class Subject:
         return formats.quantization_of(self.checkpoint)
 
     @cached_property
-    def engine(self) -> EngineModel:
-        """The engine's naming of this model."""
-        model_type = self.config.get("model_type")
-        return MODELS.get(model_type, GENERIC) if isinstance(model_type, str) else GENERIC
+    def view(self) -> EngineView:
+        """The checkpoint as the engine version sees it by whose rules names are resolved."""
+        return self.view_in(self.version)
 
-    @cached_property
-    def linears(self) -> list[str]:
-        """Modules with a weight of two or more dimensions that the engine may ask its config about."""
-        return [
+    def view_in(self, version: str) -> EngineView:
+        """The checkpoint as one engine version sees it."""
+        model = model_of(self.config, version)
+        return next((view for view in self._views if view.model == model), None) or self._new_view(model)
+
+    def _new_view(self, model: EngineModel) -> EngineView:
+        linears = [
             name
             for name, module in self.modules.items()
-            if (module.is_quantized or is_matrix(module)) and self.engine.takes_scheme(name)
+            if (module.is_quantized or is_matrix(module)) and model.takes_scheme(name)
         ]
+        groups = self.declared.groups if self.declared else ()
+        targets = [text for group in groups for text in group.targets]
+        ignore = self.declared.ignore if self.declared else ()
+        view = EngineView(model, linears, *(self._entries(model, texts) for texts in (targets, ignore)))
+        self._views.append(view)
+        return view
+
+    def _entries(self, model: EngineModel, texts: Iterable[str]) -> Entries:
+        """Entries as the engine compares them; all share one budget of time."""
+        return Entries((Pattern(model.engine_entry(text), self._budget) for text in texts), self._budget)
+
+    @cached_property
+    def _views(self) -> list[EngineView]:
+        return []
+
+    @cached_property
+    def engine(self) -> EngineModel:
+        """The engine's naming of this model."""
+        return self.view.model
 
     @cached_property
     def engine_modules(self) -> list[EngineModule]:
         """The engine's modules, fused as it fuses them."""
-        return engine_modules(self.engine, self.linears)
+        return self.view.modules
 
     @cached_property
     def target_groups(self) -> list[Group]:
@@ -124,13 +181,12 @@ class Subject:
     @cached_property
     def targets(self) -> Entries:
         """All targets in config order, as the engine compares them."""
-        groups = self.declared.groups if self.declared else ()
-        return Entries((self.pattern(text) for group in groups for text in group.targets), self._budget)
+        return self.view.targets
 
     @cached_property
     def ignore(self) -> Entries:
         """The ignore list as the engine compares it."""
-        return Entries(map(self.pattern, self.declared.ignore if self.declared else ()), self._budget)
+        return self.view.ignore
 
     @cached_property
     def schemes(self) -> dict[str, StoredScheme]:
@@ -144,7 +200,7 @@ class Subject:
         return Budget()
 
     def pattern(self, text: str) -> Pattern:
-        """An entry as the engine compares it; all share one budget of time."""
+        """An entry as the engine compares it."""
         return Pattern(self.engine.engine_entry(text), self._budget)
 
     def place(self, module: str) -> Placement | None:
@@ -152,6 +208,11 @@ class Subject:
         if self.layout is None:
             return None
         return self.layout.place(f"{module}.weight") or self.layout.place(module)
+
+    @cached_property
+    def placements(self) -> dict[str, Placement]:
+        """Where the layout puts each stored module that it knows."""
+        return {name: placement for name in self.modules if (placement := self.place(name)) is not None}
 
     @cached_property
     def source_modules(self) -> frozenset[str]:
@@ -164,7 +225,7 @@ class Subject:
 
     def class_of(self, module: str) -> LayerClass | None:
         """The layer class of a stored module."""
-        placement = self.place(module)
+        placement = self.placements.get(module) or self.place(module)
         return None if placement is None else placement.layer_class
 
     @cached_property

@@ -9,9 +9,10 @@ from sparkquant.formats.stored import StoredModule
 from sparkquant.report import Check, Status
 from sparkquant.verification.catalogue import CATALOGUE, MAX_NAMED, finding, skipped
 from sparkquant.verification.origins import Origin, origins, plain_header
-from sparkquant.verification.payload import PIECE_BYTES, Payload, nonfinite
+from sparkquant.verification.payload import PIECE_BYTES, Payload
 from sparkquant.verification.scales import SCALES, check_scales
 from sparkquant.verification.schemes_stored import readable_schemes
+from sparkquant.verification.streaming import holds_nonfinite, stream
 from sparkquant.verification.subject import Subject
 
 PHASE = "verify"
@@ -20,12 +21,12 @@ PHASE = "verify"
 def check_values(subject: Subject, *, deep: bool, listener: Listener) -> list[Check]:
     """scales.*, source.bytes and values.*"""
     found: list[Check] = []
+    if deep:  # first, in the order of the files: what the other checks ask for is in memory then, if it fits
+        found += _every_value(subject, listener)
     with Payload(subject.checkpoint) as payload:
         found += check_scales(subject, payload)
         if subject.source is not None:
             found += _kept_bytes(subject, payload, listener)
-        if deep:
-            found += _every_value(subject, payload, listener)
     if deep and subject.source is not None:
         found += _errors(subject, listener)
     return found
@@ -71,17 +72,18 @@ def _not_compared(count: int) -> str:
     return f"; {count:,} tensors come from a live model and were not compared" if count else ""
 
 
-def _every_value(subject: Subject, payload: Payload, listener: Listener) -> Iterator[Check]:
-    nan_codes: list[str] = []
-    broken: list[str] = []
+def _every_value(subject: Subject, listener: Listener) -> Iterator[Check]:
+    scales = {header.name for module in subject.modules.values() for s, header in module.tensors.items() if s in SCALES}
+    bad: set[str] = set()
     listener(Started(PHASE, sum(header.bytes for header in subject.checkpoint.tensors.values())))
-    for module in subject.modules.values():
-        for suffix, header in module.tensors.items():
-            bad = suffix not in SCALES and any(nonfinite(piece, header.dtype) for piece in payload.pieces(header))
-            if bad:
-                (nan_codes if header.dtype.startswith("F8_") else broken).append(header.name)
-            listener(Advanced(PHASE, header.bytes, header.name))
+    for header, codes in stream(subject.checkpoint):
+        if header.name not in scales and header.name not in bad and holds_nonfinite(codes, header.dtype):
+            bad.add(header.name)
+        listener(Advanced(PHASE, codes.nbytes, header.name))
     listener(Finished(PHASE))
+    tensors = subject.checkpoint.tensors
+    nan_codes = [name for name in tensors if name in bad and tensors[name].dtype.startswith("F8_")]
+    broken = [name for name in tensors if name in bad and name not in nan_codes]
     if nan_codes:
         yield finding("values.fp8_nan", "FP8 weights hold NaN codes", nan_codes)
     if broken:

@@ -30,6 +30,14 @@ def test_a_plan_says_where_modules_will_run(big: Path) -> None:
     named = invoke("plan", big, "--engine", "vllm==0.28.0").stdout
     assert "Engine vllm==0.28.0" in named
     assert "by the rules of 0.26" in " ".join(named.split())
+    assert "on 9.0: Cutlass" in engine
+    hopper = invoke("plan", big, "-r", "qwen-hybrid-w4a16", "--engine", "0.25", "--capability", "9.0").stdout
+    assert "Machete" in hopper
+    assert "on 8.6" not in hopper
+    refused = invoke("plan", big, "-r", "qwen-hybrid-w4a16", "--capability", "7.0")
+    assert refused.exit_code == 2
+    assert "compute capability 7.0 is below 7.5" in refused.stderr
+    assert invoke("plan", big, "--capability", "gb10").exit_code == 2
     unknown = invoke("plan", big, "--engine", "vllm==0.12")
     assert unknown.exit_code == 2
     assert "0.25, 0.26, 0.33" in unknown.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparkquant.engine.kernels import MARLIN_ACTIVATIONS, Form, route_experts
 from sparkquant.engine.rules import atomic_add_applies, marlin_padding, route
 from sparkquant.schemes import Scheme, make_scheme
 
@@ -69,3 +70,36 @@ def test_atomic_add_is_a_narrow_switch(n: int, k: int, options: dict[str, str], 
 def test_a_capability_is_two_numbers() -> None:
     with pytest.raises(ValueError, match=r"12\.1"):
         route(W4, 128, 128, capability="sm_121")
+
+
+@pytest.mark.parametrize("scheme", [W4, make_scheme("nvfp4a16")])
+@pytest.mark.parametrize("activation", [*sorted(MARLIN_ACTIVATIONS), "", "relu", "quick_gelu", "x" * 999])
+def test_experts_need_an_activation_that_the_kernel_computes(scheme: Scheme, activation: str) -> None:
+    taken = route_experts(scheme, 2048, 768, activation=activation)
+    good = not activation or activation in MARLIN_ACTIVATIONS
+    assert taken.kernel == ("Marlin MoE" if good else "")
+    assert good or activation[:40] in taken.reason
+    assert len(taken.reason) < 200
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "k_full", "version", "kernel", "why"),
+    [
+        (512, 1024, 1024, "0.25", "Marlin", "activation order"),
+        (512, 512, 1024, "0.25", "", "cannot be divided"),
+        (96, 1024, 1024, "0.26", "", "nothing is padded"),
+        (512, 1088, 1088, "0.25", "", "nothing is padded"),
+        (512, 1024, 1024, "0.33", "", "no longer read"),
+    ],
+)
+def test_activation_orders(n: int, k: int, k_full: int, version: str, kernel: str, why: str) -> None:
+    scheme = make_scheme("w4a16", group_size=64)
+    taken = route(scheme, n, k, version=version, k_full=k_full, form=Form("gptq", ordered=True))
+    assert taken.kernel == kernel
+    assert why in taken.reason
+
+
+def test_experts_in_an_activation_order_are_slower() -> None:
+    taken = route_experts(W4, 2048, 768, form=Form("gptq", ordered=True))
+    assert taken.kernel == "Triton MoE"
+    assert "activation order" in taken.reason

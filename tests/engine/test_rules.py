@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sparkquant.engine.models import GENERIC, MODELS
 from sparkquant.engine.rules import (
-    GENERIC,
-    MODELS,
     VERSIONS,
     EngineModel,
     Entries,

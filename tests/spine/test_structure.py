@@ -65,11 +65,65 @@ def reshaped(pattern: str, shape: tuple[int, ...]) -> Callable[[dict[str, Any], 
         (r"layers\.2\.linear_attn\.out_proj", f"{LM}.layers.2"),
         (r"layers\.2\.linear_attn\.A_log", f"{LM}.layers.2.linear_attn.A_log"),
         (r"layers\.0\.input_layernorm", f"{LM}.layers.0.input_layernorm.weight"),
+        (r"layers\.1\.mlp\.", f"{LM}.layers.1"),
+        (r"layers\.1\.linear_attn\.", f"{LM}.layers.1"),
+        (r"language_model\.layers\.3\.self_attn\.", f"{LM}.layers.3"),
+        (r"language_model\.layers\.\d\.mlp\.", f"{LM}.layers.0"),
+        (r"layers\.1\.linear_attn\.in_proj_z", f"{LM}.layers.1.linear_attn.in_proj_z.weight"),
+        (r"mtp\.fc\.", "mtp.fc"),
+        (r"mtp\.layers\.0\.self_attn\.o_proj", "mtp.layers.0.self_attn.o_proj"),
+        (r"mtp\.layers\.0\.mlp\.", "mtp.layers.0.mlp.down_proj"),
+        (r"visual\.patch_embed\.proj\.bias", "model.visual.patch_embed.proj.bias"),
+        (r"visual\.merger\.linear_fc2", "model.visual.merger.linear_fc2"),
+        (r"visual\.blocks\.0\.attn\.qkv\.weight", "model.visual.blocks.0.attn.qkv"),
     ],
 )
 def test_a_missing_tensor_is_named(pattern: str, where: str, tmp_path: Path) -> None:
     found = refused(build("qwen3_5", tmp_path / "m", change=without(pattern)))
     assert any(place.endswith(where) for place in found), found
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("intermediate_size", 640, "mlp.gate_proj.weight"),
+        ("num_key_value_heads", 2, "self_attn.k_proj.weight"),
+        ("head_dim", 64, "self_attn.q_proj.weight"),
+        ("vocab_size", 1024, "embed_tokens.weight"),
+        ("linear_num_value_heads", 3, "linear_attn.in_proj_z.weight"),
+        ("linear_value_head_dim", 64, "linear_attn.out_proj.weight"),
+    ],
+)
+def test_a_width_of_the_config_that_no_weight_has_is_named(field: str, value: int, place: str, tmp_path: Path) -> None:
+    def change(config: dict[str, Any], _: RawTensors) -> None:
+        assert config["text_config"][field] != value
+        config["text_config"][field] = value
+
+    found = refused(build("qwen3_5", tmp_path / "m", change=change))
+    assert any(name.endswith(place) and f"{field} {value}" in what for name, what in found.items()), found
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Lfm2ForCausalLM", "a class of lfm2"),
+        ("Qwen3NextForCausalLM", "a class of qwen3_next"),
+        ("Qwen3_5MoeForConditionalGeneration", "a class of qwen3_5_moe"),
+        ("LlamaForCausalLM", "no class that loads this family"),
+    ],
+)
+def test_a_class_of_another_family_is_refused(name: str, what: str, tmp_path: Path) -> None:
+    folder = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.update(architectures=[name]))
+    assert what in refused(folder)["config.json"]
+    own_code = {"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModelForCausalLM": "m.LlamaForCausalLM"}}
+    own = build("qwen3_5", tmp_path / "own", change=lambda config, _: config.update(own_code))
+    assert make_plan(Checkpoint.open(own), load_recipe("qwen-hybrid-w4a16")).decisions
+
+
+def test_a_tower_that_is_not_stored_is_noted(tmp_path: Path) -> None:
+    folder = build("qwen3_5", tmp_path / "m", change=without(r"model\.visual"))
+    notes = make_plan(Checkpoint.open(folder), load_recipe("qwen-hybrid-w4a16")).notes
+    assert any("declares a vision tower, but the checkpoint has none" in note for note in notes)
 
 
 def test_a_vision_tower_needs_its_config(tmp_path: Path) -> None:

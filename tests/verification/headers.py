@@ -10,11 +10,12 @@ from pathlib import Path
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.hfconfig import result_config
 from sparkquant.planning import make_plan
+from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe
 from sparkquant.schemes import DTYPE_BYTES
 
 
-def write_result(source: Path, recipe: str, out: Path) -> Path:
+def write_result(source: Path, recipe: str | Recipe, out: Path) -> Path:
     """Write the planned tensors of `source` under `recipe` as sparse files."""
     checkpoint = Checkpoint.open(source)
     plan = make_plan(checkpoint, load_recipe(recipe))

@@ -76,6 +76,53 @@ def test_embedding_and_final_norm_are_named(name: str, draft: Callable[..., Draf
     assert (found.status, found.tensors) == ("fail", (name,))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("intermediate_size", 640, "mlp.gate_proj"),
+        ("num_key_value_heads", 2, "self_attn.k_proj"),
+        ("vocab_size", 1024, "embed_tokens"),
+        ("linear_value_head_dim", 64, "linear_attn.out_proj"),
+        ("hidden_size", 512, "embed_tokens"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["qwen-hybrid-w4a16", "qwen-hybrid-nvfp4-fp8"])
+def test_widths_of_the_config_are_those_of_quantized_weights(
+    recipe: str, field: str, value: int, place: str, draft: Callable[..., Draft]
+) -> None:
+    copy = draft(recipe)
+    copy.config["text_config"][field] = value
+    copy.save()
+    found = {check.id: check for check in verify(copy.path, level="headers").checks}["config.sizes"]
+    assert found.status == "fail"
+    assert any(name.endswith(place) for name in found.tensors)
+    assert f"{field} {value}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("layers.1.mlp.", "model.language_model.layers.1"),
+        ("layers.2.linear_attn.", "model.language_model.layers.2"),
+        ("layers.3.self_attn.", "model.language_model.layers.3"),
+    ],
+)
+def test_a_whole_part_that_a_layer_lacks_is_found(part: str, names: str, draft: Callable[..., Draft]) -> None:
+    found = _without(draft(), f"model.language_model.{part}")["tensors.layers"]
+    assert found.status == "fail"
+    assert names in found.tensors
+
+
+def test_a_bias_is_as_long_as_the_rows(draft: Callable[..., Draft]) -> None:
+    copy = draft()
+    copy.forget_plan()
+    name = "model.language_model.layers.3.self_attn.q_proj.bias"
+    copy.tensors[name] = ("BF16", (3,), bytes(6))
+    copy.save()
+    found = {check.id: check for check in verify(copy.path, level="headers").checks}["tensors.shape"]
+    assert (found.status, found.tensors) == ("fail", (name,))
+
+
 def _without(draft: Draft, prefix: str) -> dict[str, Check]:
     draft.forget_plan()
     draft.tensors = {name: raw for name, raw in draft.tensors.items() if not name.startswith(prefix)}

@@ -203,3 +203,52 @@ def test_the_report_is_plain_json(good: Good) -> None:
     table = next(check for check in json.loads(report.to_json()) if check["id"] == "rules.kernel")["measured"]
     assert table["rules"] == "0.26"
     assert "not read" in table["notes"][0]
+
+
+def test_activation_orders_are_read_by_older_versions_alone(draft: Callable[..., Draft]) -> None:
+    copy = draft("qwen-hybrid-w4a16")
+    copy.forget_plan()
+    copy.group("pack-quantized")["weights"]["actorder"] = "group"
+    for name in [name for name in copy.tensors if name.endswith(".weight_packed")]:
+        columns = copy.tensors[name][1][1] * 8
+        copy.tensors[f"{name.removesuffix('packed')}g_idx"] = ("I32", (columns,), bytes(4 * columns))
+    copy.save()
+    for options in ({}, {"engine": "0.33"}):
+        report = verify(copy.path, level="headers", **options)  # type: ignore[arg-type]
+        assert {"config.actorder", "tensors.g_idx"} <= {check.id for check in report.failed}
+    assert "rules.kernel" in findings(verify(copy.path, level="headers", engine="0.33"))
+    older = verify(copy.path, level="headers", engine="0.25.1")
+    assert findings(older) == {"config.actorder", "tensors.g_idx"}
+    assert older.ok
+    divided = verify(copy.path, level="headers", engine="0.25.1", tp=(2,))
+    assert {check.id for check in divided.failed} == {"rules.kernel"}
+    assert "cannot be divided" in divided.failed[0].message
+
+
+def test_other_capabilities_are_told_when_none_is_named(good: Good) -> None:
+    out = good(MIXED).out
+    check = next(c for c in verify(out, level="headers").checks if c.id == "rules.kernel")
+    assert check.measured["capability"] == "12.1"
+    assert set(check.measured["elsewhere"]) == {"9.0", "8.6"}
+    ampere = {(row["class"], row["kernel"]) for row in check.measured["elsewhere"]["8.6"]}
+    assert ("attention.qkv", "Humming or Marlin") in ampere
+    named = next(c for c in verify(out, level="headers", capability="9.0").checks if c.id == "rules.kernel")
+    assert named.measured["elsewhere"] == {}
+
+
+def test_experts_with_an_activation_that_marlin_lacks_are_refused(draft: Callable[..., Draft]) -> None:
+    copy = draft("qwen-hybrid-w4a16", "qwen3_5_moe")
+    copy.config["text_config"]["hidden_act"] = "relu"
+    copy.save()
+    report = verify(copy.path, level="headers")
+    assert findings(report) == {"rules.kernel"}
+    assert "activation 'relu'" in report.failed[0].message
+
+
+def test_versions_that_load_it_are_told_when_none_is_named(good: Good) -> None:
+    def said(model_type: str) -> str:
+        report = verify(good("qwen-hybrid-w4a16", model_type).out, level="headers")
+        return next(check.message for check in report.checks if check.id == "rules.engine")
+
+    assert said("qwen3_5").endswith("0.25, 0.26, 0.33 can load it")
+    assert said("qwen3_5_text").endswith("0.33 can load it")

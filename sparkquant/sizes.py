@@ -1,0 +1,126 @@
+"""What config.json says of the shapes of weights: formulas in letters, and the values of the letters.
+
+    q_proj of Qwen3.5: "2*A*D|A*D, H", with A = num_attention_heads, D = head_dim, H = hidden_size
+
+A letter that the config does not state, or states in a form that is not known, is not checked: formulas that contain it
+say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparkquant.errors import Problem
+from sparkquant.layers import Layout, Placement
+
+LETTERS: Mapping[str, tuple[str, ...]] = {
+    "H": ("hidden_size",),
+    "V": ("vocab_size",),
+    "I": ("intermediate_size",),
+    "Im": ("moe_intermediate_size",),
+    "Is": ("shared_expert_intermediate_size",),
+    "E": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "A": ("num_attention_heads",),
+    "K": ("num_key_value_heads",),
+    "D": ("head_dim",),
+    "Kl": ("linear_num_key_heads",),
+    "Vl": ("linear_num_value_heads",),
+    "Dk": ("linear_key_head_dim",),
+    "Dv": ("linear_value_head_dim",),
+    "rq": ("q_lora_rank",),
+    "rkv": ("kv_lora_rank",),
+    "nope": ("qk_nope_head_dim",),
+    "rope": ("qk_rope_head_dim",),
+    "v": ("v_head_dim",),
+    "h": ("mamba_n_heads", "mamba_num_heads"),
+    "p": ("mamba_d_head", "mamba_head_dim"),
+    "G": ("mamba_n_groups", "n_groups", "mamba_ngroups"),
+    "N": ("mamba_d_state", "ssm_state_size", "state_size"),
+}
+"""By letter: the fields of config.json (of its text part) that state it, the first that is there counts."""
+
+Sizes = Mapping[str, tuple[str, Any]]
+
+
+def sizes_of(config: Mapping[str, Any], own: Mapping[str, tuple[str, Any]]) -> Sizes:
+    """The letters that a config states; `own` are the family's, which come first: a value of None is not checked."""
+    text = config.get("text_config")
+    fields = text if isinstance(text, Mapping) else config
+    found: dict[str, tuple[str, Any]] = {}
+    for letter, keys in LETTERS.items():
+        key = next((key for key in keys if _is_stated(fields.get(key))), None)
+        if key is not None:
+            found[letter] = (key, fields[key])
+    return {letter: entry for letter, entry in {**found, **own}.items() if _is_stated(entry[1])}
+
+
+def whole(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The product of some fields of a config, or None when one is no number."""
+    text = config.get("text_config")
+    fields = text if isinstance(text, Mapping) else config
+    product = 1
+    for key in keys:
+        value = fields.get(key)
+        if type(value) is not int:
+            return None
+        product *= value
+    return product
+
+
+def even_heads(config: Mapping[str, Any]) -> Sizes:
+    """For families whose heads share hidden_size where no head_dim is stated."""
+    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+    if whole(config, "head_dim") is not None or hidden is None or not heads:
+        return {}
+    return {"D": ("hidden_size / num_attention_heads", hidden // heads)}
+
+
+def _is_stated(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(type(item) is int for item in value)
+    return type(value) is int
+
+
+def size_faults(
+    layout: Layout, placements: Mapping[str, Placement], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Problem]:
+    """Weights whose shape is none that config.json allows; `shapes` by the names of `placements`."""
+    for name, shape in shapes.items():
+        placement = placements[name]
+        formula = placement.rule.shape
+        if not formula:
+            continue
+        axes = [axis.strip() for axis in formula.split(",")]
+        if len(axes) != len(shape):
+            yield Problem(name, f"is {list(shape)}, not [{formula}]", HINT)
+            continue
+        for axis, size in zip(axes, shape, strict=True):
+            allowed = [_value(term, layout.sizes, placement.layer) for term in axis.split("|")]
+            if None not in allowed and size not in allowed:
+                yield Problem(name, f"is {list(shape)}, yet config.json says {_said(axis, layout.sizes)}", HINT)
+                break
+
+
+HINT = "check that config.json and every shard belong to the same checkpoint"
+
+
+def _value(formula: str, sizes: Sizes, layer: int | None) -> int | None:
+    """The value of a sum of products."""
+    total = 0
+    for product in formula.split("+"):
+        value = 1
+        for factor in product.split("*"):
+            known = int(factor) if factor.isdecimal() else sizes.get(factor, ("", None))[1]
+            if isinstance(known, list):
+                known = known[layer] if layer is not None and layer < len(known) else None
+            if known is None:
+                return None
+            value *= known
+        total += value
+    return total
+
+
+def _said(axis: str, sizes: Sizes) -> str:
+    letters = dict.fromkeys(f for term in axis.split("|") for p in term.split("+") for f in p.split("*") if f in sizes)
+    return ", ".join(f"{sizes[letter][0]} {str(sizes[letter][1])[:60]}" for letter in letters)
