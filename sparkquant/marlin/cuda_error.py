@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkquant.marlin import next_step
-from sparkquant.marlin.doctor import GB10, core, fp8_can_trap
-from sparkquant.marlin.fatbin import Code
+from sparkquant.marlin.doctor import GB10, fp8_can_trap
 from sparkquant.marlin.installation import Installation
 from sparkquant.marlin.known_bad import version_of
 from sparkquant.marlin.server_log import Fault, Phase, ServerLog
@@ -65,18 +64,9 @@ def _trap(log: ServerLog, installation: Installation | None) -> str:
         return (
             "versions before 0.25 can trap, where the build holds code for sm_121: see `sparkquant doctor --vllm PATH`"
         )
-    kernels = [extension for extension in installation.cuda if core(extension)]
-    if told := fp8_can_trap(installation, kernels, GB10):
-        return f"yes. {told}"
-    best = _best(code for extension in kernels for code in extension.codes)
-    if not best:
-        return "this build holds no machine code that runs on 12.1 at all"
-    return f"no. The driver takes {best} here, whose code holds the body of the kernel"
-
-
-def _best(codes: Iterator[Code]) -> str:
-    """The machine code that the driver prefers on 12.1."""
-    usable = [
-        code for code in codes if code.kind == "sass" and (code.sm == 121 or (code.sm == 120 and code.variant != "a"))
-    ]
-    return max(usable, key=lambda code: (code.sm, code.variant)).name if usable else ""
+    told = fp8_can_trap(installation, GB10)
+    if told is None:
+        return "the build does not name its kernels, so it cannot be told: send one FP8 request as a control"
+    if told:
+        return "yes. This build holds a trap in place of their body for 12.1 (fp8-guard-1200)"
+    return "no. The guard of this build lets 12.1 run their body"

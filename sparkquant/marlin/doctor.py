@@ -9,14 +9,14 @@ from typing import Any, Literal
 from sparkquant.engine.versions import require_capability
 from sparkquant.errors import EnvironmentMissing
 from sparkquant.marlin.fatbin import Extension
-from sparkquant.marlin.installation import Installation, find_vllm
-from sparkquant.marlin.known_bad import KnownBad, gone, known_bad, table, version_of
+from sparkquant.marlin.installation import Installation, core, find_vllm
+from sparkquant.marlin.known_bad import KnownBad, gone, known_bad, table
 from sparkquant.marlin.machine import Machine, look
 from sparkquant.marlin.noun import Noun
 
 GB10 = "12.1"
-CORE = ("_C", "_moe_C")
-"""Extensions with the kernels of quantized layers: dense, and experts. Marlin is in both."""
+READY = ("native", "family", "compatible")
+"""How machine code fits a chip."""
 CHANGES_NUMBERS = {
     "VLLM_MARLIN_INPUT_DTYPE": "activations are quantized too: numbers change",
     "VLLM_BATCH_INVARIANT": "other kernels than Marlin are taken for FP8 and NVFP4",
@@ -117,16 +117,10 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         yield Finding(level="note", what="unified memory: keep --gpu-memory-utilization at 0.85 or below")
 
 
-def core(extension: Extension) -> bool:
-    """Whether an extension holds kernels of quantized layers."""
-    name = Path(extension.path).name.partition(".")[0]
-    return name.removesuffix("_stable_libtorch") in CORE
-
-
 def machine_code(extension: Extension, capability: str) -> int:
     """Fat binaries that run without being compiled at load."""
     fits = extension.fit(capability)
-    return fits.get("native", 0) + fits.get("family", 0) + fits.get("compatible", 0)
+    return sum(fits.get(how, 0) for how in READY)
 
 
 def _build(installation: Installation, capability: str) -> Iterator[Finding]:
@@ -136,13 +130,15 @@ def _build(installation: Installation, capability: str) -> Iterator[Finding]:
             yield Finding(
                 level="warning", what=f"{_name(installation, extension)}: {extension.problem}", do="install vLLM again"
             )
-    kernels = [extension for extension in installation.cuda if core(extension)]
+    kernels = [extension for extension in installation.cuda if core(extension.path)]
     if not kernels:
         yield Finding(level="fault", what="no compiled kernels for quantized layers are installed (_C, _moe_C)",
                       do="install a CUDA build of vLLM")  # fmt: skip
     for extension in installation.cuda:
         yield from _fits(_name(installation, extension), extension, capability)
-    yield from _guard(installation, kernels, capability)
+    for extension in kernels:
+        yield from _marlin(_name(installation, extension), extension, capability)
+    yield from _guard(installation, capability)
 
 
 def _fits(name: str, extension: Extension, capability: str) -> Iterator[Finding]:
@@ -150,44 +146,66 @@ def _fits(name: str, extension: Extension, capability: str) -> Iterator[Finding]
     fits = extension.fit(capability)
     if not extension.modules or machine_code(extension, capability):
         return
-    if not core(extension):
+    if not core(extension.path):
         if fits.get("ptx"):
             yield Finding(level="note", what=f"{name} holds no machine code for {capability}: it is compiled at load")
         return
     what = f"{name} holds no machine code for {capability}"
-    if not fits.get("ptx"):
-        what += ": none of it runs"
-    elif capability.startswith("12."):
-        what += ": Marlin experts compiled at load corrupted concurrent decoding (marlin-experts-ptx)"
+    ran = "all of it is compiled at load" if fits.get("ptx") else "none of it runs"
+    yield Finding(level="fault", what=f"{what}: {ran}", do=_rebuild(capability))
+
+
+def _rebuild(capability: str) -> str:
+    return f"install a build for {capability}, or build with TORCH_CUDA_ARCH_LIST={capability}"
+
+
+def _marlin(name: str, extension: Extension, capability: str) -> Iterator[Finding]:
+    """Marlin's own kernels, by name: one without machine code for the chip runs from PTX, or not at all."""
+    experts = Path(extension.path).name.startswith("_moe")
+    which = "Marlin's expert kernels" if experts else "Marlin's dense kernels"
+    fits, helpers = extension.fit(capability, "marlin"), extension.fit(capability, "marlin-helper")
+    ready = sum(fits.get(how, 0) for how in READY)
+    if not extension.named:
+        yield Finding(level="note", what=f"{name}: kernels cannot be told apart without libzstd")
+    elif not fits:
+        yield Finding(level="warning", what=f"{name} holds no Marlin kernel", do="install a CUDA build of vLLM")
+    elif fits.get("ptx"):
+        known = " (marlin-experts-ptx: corrupted answers among concurrent requests)" if capability[:3] == "12." else ""
+        what = f"{which}: {fits['ptx']} fat binaries have no machine code for {capability}, and are compiled at load"
+        yield Finding(level="fault" if known and experts else "warning", what=what + known, do=_rebuild(capability))
+    elif not ready:
+        yield Finding(level="fault", what=f"{which}: none runs on {capability}", do=_rebuild(capability))
     else:
-        what += ": all of it is compiled at load"
-    build = f"install a build for {capability}, or build with TORCH_CUDA_ARCH_LIST={capability}"
-    yield Finding(level="fault", what=what, do=build)
+        beside = helpers.get("ptx", 0)
+        more = f"; {beside} beside them (repacking, permuting) have none and are compiled at load" if beside else ""
+        what = f"{which}: {ready} fat binaries have machine code for {capability}{more}"
+        yield Finding(level="note", what=what)
 
 
-def _guard(installation: Installation, kernels: list[Extension], capability: str) -> Iterator[Finding]:
-    """Whether FP8 CUTLASS can trap: code compiled for 12.1 itself, by a version whose guard asks for 12.0 alone."""
-    told = fp8_can_trap(installation, kernels, capability)
-    if told:
-        yield Finding(level="warning", what=told, do="send one request to an FP8 checkpoint as a control")
+def fp8_can_trap(installation: Installation, capability: str) -> bool | None:
+    """Whether FP8 CUTLASS kernels of this build trap on the chip; None where the build does not tell.
 
-
-def fp8_can_trap(installation: Installation, kernels: list[Extension], capability: str) -> str:
-    """Why FP8 CUTLASS kernels of this build can trap on this chip; "" where nothing says so.
-
-    The guard `__CUDA_ARCH__ == 1200` is decided when code is compiled: machine code for sm_120 or its family holds the
-    body and runs on 12.1; machine code for sm_121, which the driver prefers there, holds the trap.
+    The guard is in the kernel's name. `enable_sm120_only` holds the body for __CUDA_ARCH__ == 1200, which is decided
+    when code is compiled: machine code for sm_120 or its family holds it and runs on 12.1, machine code for sm_121,
+    which the driver prefers there, holds a trap.
     """
-    if capability != GB10:
-        return ""
-    own = any(code.kind == "sass" and code.sm == 121 for extension in kernels for code in extension.codes)
-    number = version_of(installation.version)
-    if own and (number is None or number < (0, 25)):
-        return (
-            f"vLLM {installation.version or 'of unknown version'} holds machine code for sm_121: FP8 CUTLASS compiled"
-            " with the guard `__CUDA_ARCH__ == 1200` traps there (fp8-guard-1200, fixed by 0.25)"
-        )
-    return ""
+    kernels = [extension for extension in installation.cuda if core(extension.path) and extension.named]
+    if capability != GB10 or not kernels:
+        return None
+    only = [module for extension in kernels for module in extension.modules if "guard-only" in module.marks]
+    if any(code.kind == "sass" and code.sm == 121 for module in only for code in module.codes):
+        return True
+    family = any("guard-family" in module.marks for extension in kernels for module in extension.modules)
+    return False if only or family else None
+
+
+def _guard(installation: Installation, capability: str) -> Iterator[Finding]:
+    told = fp8_can_trap(installation, capability)
+    if told:
+        what = "FP8 CUTLASS kernels of this build hold a trap in place of their body for 12.1 (fp8-guard-1200)"
+        yield Finding(level="fault", what=what, do="use vLLM 0.25 or newer, or FP8 by Marlin")
+    elif told is False:
+        yield Finding(level="note", what="FP8 CUTLASS kernels: the guard of this build lets 12.1 run their body")
 
 
 def _packages(installation: Installation, capability: str) -> Iterator[Finding]:

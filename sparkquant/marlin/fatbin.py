@@ -5,7 +5,9 @@
 Layout, little endian, as the CUDA 13.0 tools write it (the tests compare with what they were asked for):
 fat binary  u32 magic 0xBA55ED50, u16 version, u16 header size, u64 size of the entries after the header
 entry       u16 kind (1 PTX, 2 SASS), u16 version, u32 header size, u64 payload size, ... at 28 u32 architecture,
-            at 40 u64 flags (bit 20: this architecture alone, `sm_90a`; bit 21: its family, `sm_120f`)
+            at 40 u64 flags (bit 13: LZ4, 15: Zstandard, 20: this one alone, `sm_90a`, 21: its family, `sm_120f`)
+
+Which kernels a fat binary holds is in the names at the beginning of its code; `MARKS` are the ones that matter here.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from sparkquant.engine.kernels import parse_capability
 from sparkquant.errors import UsageError
 from sparkquant.marlin.noun import Noun
+from sparkquant.marlin.unpacking import beginning
 
 SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 MAGIC = 0xBA55ED50
@@ -28,6 +32,8 @@ ALONE, FAMILY = 1 << 20, 1 << 21
 MAX_ENTRIES = 1_000_000
 MAX_SECTIONS = 65_536
 MAX_NAMES = 1 << 20
+READ, UNPACKED = 1 << 18, 1 << 17
+"""Bytes of an entry that are read and unpacked for its names, which come first."""
 
 
 class Code(Noun):
@@ -43,25 +49,45 @@ class Code(Noun):
         return f"{'sm' if self.kind == 'sass' else 'compute'}_{self.sm}{self.variant}"
 
 
+MARKS = {
+    "marlin": b"6MarlinI",
+    "marlin-helper": b"marlin",
+    "guard-family": b"enable_sm120_family",
+    "guard-only": b"enable_sm120_only",
+}
+"""Parts of mangled names: Marlin's matrix product, kernels beside it (repacking, permuting), and the two guards around
+CUTLASS kernels for 12.x. The guard `only` is a trap on every chip but 12.0."""
+
+
+class Module(Noun):
+    """Fat binaries that are alike: their architectures, the `MARKS` in their names, and how many there are."""
+
+    codes: tuple[Code, ...]
+    marks: tuple[str, ...]
+    count: int
+
+
 class Extension(Noun):
-    """One file. `modules`: the distinct lists of architectures of its fat binaries, with how many have each."""
+    """One file. `named`: names were read; without it no fat binary has marks."""
 
     path: str
     size: int
-    modules: tuple[tuple[tuple[Code, ...], int], ...]
+    modules: tuple[Module, ...]
+    named: bool
     problem: str
 
     @property
     def codes(self) -> tuple[Code, ...]:
         """Every architecture that some fat binary holds."""
-        found = {code for codes, _ in self.modules for code in codes}
+        found = {code for module in self.modules for code in module.codes}
         return tuple(sorted(found, key=lambda code: (code.kind != "sass", code.sm, code.variant)))
 
-    def fit(self, capability: str) -> dict[str, int]:
-        """How many fat binaries run how on a capability: `native`, `family`, `compatible`, `ptx` or `none`."""
+    def fit(self, capability: str, mark: str = "") -> dict[str, int]:
+        """How many fat binaries (with a mark) run how: `native`, `family`, `compatible`, `ptx` or `none`."""
         counts: Counter[str] = Counter()
-        for codes, count in self.modules:
-            counts[fit(codes, capability)] += count
+        for module in self.modules:
+            if not mark or mark in module.marks:
+                counts[fit(module.codes, capability)] += module.count
         return {name: counts[name] for name in FITS if counts[name]}
 
 
@@ -96,26 +122,54 @@ def _fit(code: Code, major: int, minor: int) -> str:
     return "none" if not same or code.variant == "a" else "family" if code.variant == "f" else "compatible"
 
 
-def read_extension(path: str | os.PathLike[str]) -> Extension:
+def read_extension(path: str | os.PathLike[str], *, names: bool = False) -> Extension:
     """The GPU code of one file. A file without any has no modules; one that is damaged has a `problem`.
 
-    Headers alone are read: memory does not grow with the file. Raises UsageError when it cannot be opened.
+    Headers alone are read, with `names` also the beginning of each fat binary's code: memory does not grow with the
+    file. Raises UsageError when it cannot be opened.
     """
-    counts: Counter[tuple[Code, ...]] = Counter()
-    problem = ""
+    counts: Counter[tuple[tuple[Code, ...], tuple[str, ...]]] = Counter()
+    problem, named = "", names
     try:
         with Path(path).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 for start, length in _sections(file, size):
-                    for codes in _binaries(file, start, length):
-                        counts[codes] += 1
+                    for entries in _binaries(file, start, length):
+                        marks = _marks(file, entries) if names else ()
+                        named = named and marks is not None
+                        counts[_codes(entries), marks or ()] += 1
             except (ValueError, struct.error) as error:
                 problem = str(error)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint="pass a shared library") from None
-    order = sorted(counts.items(), key=lambda item: (-item[1], [code.name for code in item[0]]))
-    return Extension(path=str(path), size=size, modules=tuple(order), problem=problem)
+    order = sorted(counts.items(), key=lambda item: (-item[1], [code.name for code in item[0][0]], item[0][1]))
+    modules = tuple(Module(codes=codes, marks=marks, count=count) for (codes, marks), count in order)
+    return Extension(path=str(path), size=size, modules=modules, named=named, problem=problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where the payload of one architecture lies, and how it is packed."""
+
+    code: Code
+    at: int
+    size: int
+    flags: int
+
+
+def _codes(entries: list[_Entry]) -> tuple[Code, ...]:
+    return tuple(sorted({e.code for e in entries}, key=lambda code: (code.kind != "sass", code.sm, code.variant)))
+
+
+def _marks(file: BinaryIO, entries: list[_Entry]) -> tuple[str, ...] | None:
+    """The marks in the first names of a fat binary; None where they cannot be unpacked.
+
+    All its entries hold the same kernels, so the first one with machine code stands for them.
+    """
+    entry = next((entry for entry in entries if entry.code.kind == "sass"), entries[0])
+    data = beginning(_read(file, entry.at, min(entry.size, READ)), entry.flags, UNPACKED)
+    return None if data is None else tuple(name for name, text in MARKS.items() if text in data)
 
 
 def _read(file: BinaryIO, offset: int, count: int) -> bytes:
@@ -146,8 +200,8 @@ def _sections(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
             yield offset, length
 
 
-def _binaries(file: BinaryIO, start: int, length: int) -> Iterator[tuple[Code, ...]]:
-    """The architectures of each fat binary of a section; empty ones (of host-only sources) are left out."""
+def _binaries(file: BinaryIO, start: int, length: int) -> Iterator[list[_Entry]]:
+    """The entries of each fat binary of a section; empty ones (of host-only sources) are left out."""
     at, end, seen = start, start + length, 0
     while at + 16 <= end:
         magic, _, header, size = struct.unpack("<IHHQ", _read(file, at, 16))
@@ -158,18 +212,18 @@ def _binaries(file: BinaryIO, start: int, length: int) -> Iterator[tuple[Code, .
             continue
         if header < 16 or at + header + size > end:
             raise ValueError(f"the fat binary at byte {at} is longer than its section")
-        codes: list[Code] = []
-        for code in _entries(file, at + header, at + header + size):
+        entries: list[_Entry] = []
+        for entry in _entries(file, at + header, at + header + size):
             seen += 1
             if seen > MAX_ENTRIES:
                 raise ValueError(f"more than {MAX_ENTRIES:,} entries")
-            codes.append(code)
-        if codes:
-            yield tuple(sorted(set(codes), key=lambda code: (code.kind != "sass", code.sm, code.variant)))
+            entries.append(entry)
+        if entries:
+            yield entries
         at += header + size
 
 
-def _entries(file: BinaryIO, at: int, end: int) -> Iterator[Code]:
+def _entries(file: BinaryIO, at: int, end: int) -> Iterator[_Entry]:
     while at + 64 <= end:
         head = _read(file, at, 64)
         kind, _, header, size = struct.unpack_from("<HHIQ", head)
@@ -178,5 +232,6 @@ def _entries(file: BinaryIO, at: int, end: int) -> Iterator[Code]:
             raise ValueError(f"the entry at byte {at} is longer than its fat binary")
         if kind in (PTX, SASS):
             variant = "a" if flags & ALONE else "f" if flags & FAMILY else ""
-            yield Code(kind="ptx" if kind == PTX else "sass", sm=sm, variant=variant)
+            code = Code(kind="ptx" if kind == PTX else "sass", sm=sm, variant=variant)
+            yield _Entry(code, at + header, size, flags)
         at += header + size

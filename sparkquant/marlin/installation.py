@@ -49,6 +49,11 @@ class Installation(Noun):
         return tuple(extension for extension in self.extensions if extension.modules or extension.problem)
 
 
+def core(file: str | os.PathLike[str]) -> bool:
+    """Whether an extension holds kernels of quantized layers: `_C` dense ones, `_moe_C` experts; Marlin is in both."""
+    return Path(file).name.partition(".")[0].removesuffix("_stable_libtorch") in ("_C", "_moe_C")
+
+
 def find_vllm(path: str | None = None) -> Installation | None:
     """The vLLM at `path`, else that of the `vllm` on PATH, else that of this Python; None where there is none.
 
@@ -114,7 +119,7 @@ def _describe(folder: Path, python: str, path: list[str]) -> Installation:
     versions = dict(_versions(path))
     return Installation(
         folder=str(folder), version=versions.get("vllm") or _own_version(folder), python=python, versions=versions,
-        extensions=tuple(read_extension(file) for file in _libraries(folder)),
+        extensions=tuple(read_extension(file, names=core(file)) for file in _libraries(folder)),
         known_variables=tuple(_variables(folder)),
     )  # fmt: skip
 

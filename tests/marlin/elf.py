@@ -25,14 +25,18 @@ def elf(sections: Sequence[tuple[bytes, bytes]]) -> bytes:
     return head + body + b"".join(headers)
 
 
-def fatbin(*codes: tuple[str, int, str], payload: int = 24) -> bytes:
-    """A fat binary with entries (`sass` or `ptx`, 120, "" or `a` or `f`)."""
+def fatbin(*codes: tuple[str, int, str], payload: int = 24, names: bytes = b"", packed: int = 0) -> bytes:
+    """A fat binary with entries (`sass` or `ptx`, 120, "" or `a` or `f`) that all begin with these names.
+
+    `packed`: the flag of the packing that `names` are in already.
+    """
+    content = names + b"\xaa" * max(0, payload - len(names))
     entries = b""
     for kind, sm, variant in codes:
-        flags = 0x11 | {"": 0, "a": 1 << 20, "f": 1 << 21}[variant]
+        flags = 0x11 | packed | {"": 0, "a": 1 << 20, "f": 1 << 21}[variant]
         number = {"ptx": 1, "sass": 2}[kind]
-        head = struct.pack("<HHIQIIHHIQQQQ", number, 0x101, 64, payload, 0, 0, 8, 1, sm, 0, flags, 0, 0)
-        entries += head + b"\xaa" * payload
+        head = struct.pack("<HHIQIIHHIQQQQ", number, 0x101, 64, len(content), 0, 0, 8, 1, sm, 0, flags, 0, 0)
+        entries += head + content
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
 
 

@@ -31,6 +31,9 @@ environment_variables = {
 }
 """
 MINE = (("sass", 80, ""), ("sass", 120, "f"), ("ptx", 80, ""))
+DENSE, EXPERTS = b".text._ZN6marlin6MarlinILl11", b".text._ZN16marlin_moe_wna166MarlinILl11"
+REPACK = b".text._ZN6marlin25gptq_marlin_repack_kernel"
+GUARD = b".text._ZN7cutlass13device_kernelI19enable_sm120_%sINS_4gemm"
 
 
 def package(site: Path, *, version: str = "0.25.1", core: bytes | None = None, experts: bytes | None = None) -> Path:
@@ -39,8 +42,8 @@ def package(site: Path, *, version: str = "0.25.1", core: bytes | None = None, e
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise SystemExit('imported')\n")
     (folder / "envs.py").write_text(ENVS)
-    (folder / "_C_stable_libtorch.abi3.so").write_bytes(core or library(fatbin(*MINE)))
-    (folder / "_moe_C_stable_libtorch.abi3.so").write_bytes(experts or library(fatbin(*MINE)))
+    (folder / "_C_stable_libtorch.abi3.so").write_bytes(core or library(fatbin(*MINE, names=DENSE)))
+    (folder / "_moe_C_stable_libtorch.abi3.so").write_bytes(experts or library(fatbin(*MINE, names=EXPERTS)))
     (folder / "cumem_allocator.abi3.so").write_bytes(library())
     for name in (f"vllm-{version}", "torch-2.11.0", "nvidia_cutlass_dsl-4.5.0"):
         (site / f"{name}.dist-info").mkdir()
@@ -147,17 +150,37 @@ def test_a_good_build_has_no_fault(tmp_path: Path) -> None:
     assert "fault:" not in told(found)
 
 
+PTX = (("sass", 80, ""), ("ptx", 80, ""))
+
+
 def test_marlin_experts_without_machine_code_for_the_chip_are_a_fault(tmp_path: Path) -> None:
-    ptx = library(fatbin(("sass", 80, ""), ("ptx", 80, "")))
-    site = package(tmp_path / "site", experts=ptx)
+    # Other kernels of the same file have it: only names tell that Marlin's do not.
+    experts = library(fatbin(*PTX, names=EXPERTS), fatbin(("sass", 120, ""), names=b".text._Z4topk"))
+    site = package(tmp_path / "site", experts=experts)
     found = examine(str(site), "12.1")
     assert found.exit_code == 5
-    assert "_moe_C_stable_libtorch.abi3.so holds no machine code for 12.1" in told(found)
+    assert "Marlin's expert kernels: 1 fat binaries have no machine code for 12.1" in told(found)
     assert "marlin-experts-ptx" in told(found)
     assert examine(str(site), "8.0").exit_code == 0
     result = invoke("doctor", "--vllm", site, "--capability", "12.1")
     assert result.exit_code == 5
     assert "fault: " in result.stdout
+
+
+def test_marlin_with_machine_code_and_helpers_without(tmp_path: Path) -> None:
+    core = library(*[fatbin(*MINE, names=DENSE)] * 3, fatbin(*PTX, names=REPACK))
+    found = told(examine(str(package(tmp_path / "site", core=core)), "12.1"))
+    assert "Marlin's dense kernels: 3 fat binaries have machine code for 12.1; 1 beside them" in found
+    assert "Marlin's expert kernels: 1 fat binaries have machine code for 12.1;" in found
+
+
+def test_no_marlin_and_marlin_for_other_chips(tmp_path: Path) -> None:
+    none = package(tmp_path / "none", core=library(fatbin(*MINE)))
+    assert "holds no Marlin kernel" in told(examine(str(none), "12.1"))
+    other = library(fatbin(("sass", 75, ""), names=DENSE), fatbin(*MINE))
+    found = examine(str(package(tmp_path / "other", core=other)), "12.1")
+    assert "Marlin's dense kernels: none runs on 12.1" in told(found)
+    assert found.exit_code == 5
 
 
 def test_no_code_at_all_and_damaged_code(tmp_path: Path) -> None:
@@ -174,26 +197,26 @@ def test_a_cpu_build_is_a_fault(tmp_path: Path) -> None:
     assert "no compiled kernels" in told(examine(str(site), "12.1"))
 
 
-@pytest.mark.parametrize(("version", "traps"), [("0.24.0", True), ("0.25.1", False)])
-def test_fp8_traps_in_machine_code_for_the_chip_itself(tmp_path: Path, version: str, traps: bool) -> None:
-    native = library(fatbin(("sass", 120, "f"), ("sass", 121, "a")))
-    site = package(tmp_path / "native", version=version, core=native)
-    assert ("fp8-guard-1200" in told(examine(str(site), "12.1"))) == traps
-    family = package(tmp_path / "family", version=version)
-    assert "fp8-guard-1200" not in told(examine(str(family), "12.1"))
+BUILDS = {
+    "trap": (fatbin(("sass", 120, "f"), ("sass", 121, "a"), names=GUARD % b"only"), True),
+    "body of 12.0": (fatbin(("sass", 120, "f"), names=GUARD % b"only"), False),
+    "family": (fatbin(("sass", 120, "f"), ("sass", 121, "a"), names=GUARD % b"family"), False),
+    "unnamed": (fatbin(*MINE), None),
+}
 
 
-def test_the_build_decides_what_is_said_of_a_trap(tmp_path: Path) -> None:
-    crash = OLD.crash("torch.AcceleratorError: CUDA error: an illegal instruction was encountered")
+@pytest.mark.parametrize(("code", "traps"), BUILDS.values(), ids=list(BUILDS))
+def test_whether_the_guard_that_was_compiled_traps(tmp_path: Path, code: bytes, traps: bool | None) -> None:
+    site = str(package(tmp_path / "site", core=library(fatbin(*MINE, names=DENSE), code)))
+    found = examine(site, "12.1")
+    assert ("hold a trap" in told(found)) == (traps is True)
+    assert ("lets 12.1 run" in told(found)) == (traps is False)
+    assert found.exit_code == (5 if traps else 0)
+    assert "trap" not in told(examine(site, "12.0"))
     kernel = "Selected CutlassFP8ScaledMMLinearKernel for CompressedTensorsW8A8Fp8"
-    log = read_log([*OLD.start(kernel), *crash])
-    native = library(fatbin(("sass", 121, "a")))
-    old = find_vllm(str(package(tmp_path / "old", version="0.24.0", core=native)))
-    new = find_vllm(str(package(tmp_path / "new")))
-    none = find_vllm(str(package(tmp_path / "none", core=library(fatbin(("sass", 90, ""))), experts=library())))
-    assert any("12.1: yes." in sentence for sentence in explain(log, "12.1", old))
-    assert any("12.1: no. The driver takes sm_120f" in sentence for sentence in explain(log, "12.1", new))
-    assert any("no machine code that runs on 12.1" in sentence for sentence in explain(log, "12.1", none))
+    crash = OLD.crash("torch.AcceleratorError: CUDA error: an illegal instruction was encountered")
+    said = " ".join(explain(read_log([*OLD.start(kernel), *crash]), "12.1", find_vllm(site)))
+    assert {True: "12.1: yes.", False: "12.1: no.", None: "cannot be told"}[traps] in said
 
 
 def test_variables_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +243,7 @@ def test_the_command_in_both_forms(tmp_path: Path) -> None:
     first = found["installation"]["extensions"][0]
     assert first["architectures"] == ["sm_80", "sm_120f", "compute_80"]
     assert first["fat_binaries"] == {"family": 1}
+    assert any("Marlin's dense kernels" in finding["what"] for finding in found["findings"])
     assert {row["id"] for row in found["known_bad"]} == {row.id for row in known_bad("12.1", "0.25.1")}
 
 

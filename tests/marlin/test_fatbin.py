@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from sparkquant.errors import UsageError
 from sparkquant.marlin.fatbin import FITS, Code, fit, read_extension
+from sparkquant.marlin.unpacking import LZ4, ZSTD, beginning
 from tests.marlin.elf import REAL, elf, fatbin, library
 
 SMS = [75, 80, 90, 100, 103, 120, 121]
@@ -62,7 +64,7 @@ def test_every_generated_architecture_is_found(tmp_path: Path, binaries: list[li
     found = read_extension(file)
     expected = {Code(kind=kind, sm=sm, variant=variant) for codes in binaries for kind, sm, variant in codes}
     assert set(found.codes) == expected
-    assert sum(count for _, count in found.modules) == len(binaries)
+    assert sum(module.count for module in found.modules) == len(binaries)
 
 
 CHIPS = {
@@ -143,3 +145,57 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_extension("/nonexistent/x.so")
+
+
+def compress(data: bytes) -> bytes:
+    """LZ4 with matches: literals once, then the same bytes again by a match over them."""
+    half = len(data) // 2
+    assert data[:half] == data[half:]
+    literals = half - 15
+
+    def more(count: int) -> bytes:
+        return b"\xff" * (count // 255) + bytes([count % 255])
+
+    first = bytes([0xFF]) + more(literals) + data[:half] + half.to_bytes(2, "little") + more(half - 4 - 15)
+    return first
+
+
+def test_names_are_read_whatever_the_packing(tmp_path: Path) -> None:
+    names = (b".shstrtab\0.text._ZN16marlin_moe_wna166MarlinILl11" + b"\0" * 60) * 2
+    file = tmp_path / "_moe_C.abi3.so"
+    file.write_bytes(
+        library(
+            fatbin(("sass", 80, ""), names=names),
+            fatbin(("sass", 90, ""), names=compress(names), packed=1 << 13),
+            fatbin(("sass", 100, ""), names=b"\xff" * 40, packed=1 << 13),
+        )
+    )
+    found = read_extension(file, names=True)
+    assert found.named
+    marked = {module.codes[0].sm: module.marks for module in found.modules}
+    assert marked == {80: ("marlin", "marlin-helper"), 90: ("marlin", "marlin-helper"), 100: ()}
+    assert found.fit("9.0", "marlin") == {"native": 1, "none": 1}
+    assert read_extension(file).fit("9.0", "marlin") == {}
+
+
+@pytest.mark.parametrize(("name", "flags"), [("mixed", 0), ("ptx", ZSTD), ("plain", LZ4)])
+def test_the_compiler_s_own_packing_is_undone(name: str, flags: int) -> None:
+    """The kernel of these files is `_Z1kPf`; which packing nvcc used is in their flags."""
+    text = (REAL / f"{name}.fatbin").read_bytes()
+    if flags & ZSTD and beginning(b"", ZSTD, 1) is None:
+        pytest.skip("libzstd is not installed")
+    at, found = 16, []
+    while at < len(text):
+        header, size = struct.unpack_from("<IQ", text, at + 4)
+        (own,) = struct.unpack_from("<Q", text, at + 40)
+        data = beginning(text[at + header : at + header + size], own, 1 << 16)
+        found.append((own & (ZSTD | LZ4), b"_Z1kPf" in (data or b"")))
+        at += header + size
+    assert all(named for _, named in found)
+    assert flags in [packing for packing, _ in found]
+
+
+@given(st.binary(max_size=300), st.sampled_from([LZ4, ZSTD, 0]), st.integers(1, 500))
+def test_unpacking_anything_is_bounded(data: bytes, flags: int, limit: int) -> None:
+    made = beginning(data, flags, limit)
+    assert made is None or len(made) <= limit
