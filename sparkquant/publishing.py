@@ -204,8 +204,7 @@ def _sent(
         if found.files[name] >= ALONE_BYTES or name.endswith(".safetensors"):
             hub.send(addition)
         listener(Advanced("upload", found.files[name], name))
-    if state_of(folder) != dict(seen):
-        raise CheckpointError(f"{folder} was changed while it was sent", hint="run the verbs and this command again")
+    _require_unchanged(folder, seen)
     gone = changed_names(found.files, before)
     message = f"Checkpoint of plan {found.tag[:12]}, {found.standing}"
     revision = hub.commit(list(additions.values()), gone, message, parent)
@@ -218,9 +217,15 @@ def _sent(
             hint="run the same command again",
             problems=[Problem(name, "differs from the folder") for name in wrong],
         )
+    _require_unchanged(folder, seen)
     hub.tag(found.tag, revision)
     listener(Finished("upload"))
     return Publication(**{**found.__dict__, "revision": revision, "url": hub.url, "removed": tuple(gone)})
+
+
+def _require_unchanged(folder: Path, seen: Mapping[str, tuple[int, int]]) -> None:
+    if state_of(folder) != dict(seen):
+        raise CheckpointError(f"{folder} was changed while it was sent", hint="run the verbs and this command again")
 
 
 def _arrived(remote: RemoteFile | None, path: Path, addition: Any) -> bool:
