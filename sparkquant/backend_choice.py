@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkquant.backends import Backend
-from sparkquant.backends.native import NativeBackend
-from sparkquant.calibration.calibration_set import CalibrationSet
+from sparkquant.backends.bands import BandBackend
 from sparkquant.decisions import Plan
 from sparkquant.events import Listener
 from sparkquant.quantizers import quantizer_of
 from sparkquant.recipe import Recipe
 from sparkquant.source import Source
+
+if TYPE_CHECKING:
+    from sparkquant.calibration.calibration_set import CalibrationSet
 
 Records = dict[str, dict[str, Any]]
 """What a result keeps about its making: file name below sparkquant/ without its ending, and content."""
@@ -58,4 +60,4 @@ def chosen_backend(
         with calibrated_backend(plan, source, calibration, job, target, **options) as (prepared, record):
             yield prepared, {"calibration": record}
     else:
-        yield NativeBackend(method.name), {}
+        yield BandBackend(method.name), {}

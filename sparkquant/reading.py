@@ -1,17 +1,14 @@
-"""Tensor bytes from shards into torch, by positioned reads: a shard that shrinks under us is an error, not a crash."""
+"""Tensor bytes from shards into torch, by positioned reads."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from sparkquant.checkpoint import Checkpoint, TensorHeader
-from sparkquant.errors import CheckpointError
+from sparkquant.checkpoint import Checkpoint
+from sparkquant.shard_files import ShardFiles
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -24,32 +21,12 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-class ShardReader:
+class ShardReader(ShardFiles):
     """Open shards of one checkpoint; reads whole tensors or slices of dimension 0, from any number of threads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
         self._checkpoint = checkpoint
-        self._files: dict[str, BinaryIO] = {}
-        self._opening = threading.Lock()
-
-    def __enter__(self) -> ShardReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
-    def file(self, shard: str) -> BinaryIO:
-        """The open file of a shard."""
-        path = self._checkpoint.path / shard
-        with self._opening:
-            if shard not in self._files:
-                try:
-                    self._files[shard] = path.open("rb", buffering=0)
-                except OSError as error:
-                    raise CheckpointError(f"{path}: {error.strerror}", hint="fetch the shard again") from None
-            return self._files[shard]
 
     def read(self, name: str, *, first: int = 0, last: int | None = None, buffer: Tensor | None = None) -> Tensor:
         """Tensor `name`, or its slices `first:last` of dimension 0, in its stored dtype.
@@ -67,19 +44,8 @@ class ShardReader:
         row = header.bytes // header.shape[0] if header.shape and header.shape[0] else 0
         size = row * shape[0] if shape else header.bytes
         raw = torch.empty(size, dtype=torch.uint8) if buffer is None else buffer[:size]
-        self._fill(header, header.start + first * row, raw)
+        self.fill(header, first * row, raw.numpy().data)
         return raw.view(TORCH_DTYPES[header.dtype]).reshape(shape)
-
-    def _fill(self, header: TensorHeader, start: int, raw: Tensor) -> None:
-        descriptor = self.file(header.shard).fileno()
-        view: memoryview = raw.numpy().data
-        while view:
-            count = os.preadv(descriptor, [view[: 2**30]], start)
-            if count == 0:
-                raise CheckpointError(
-                    f"{self._checkpoint.path / header.shard}: ends inside {header.name}", hint="fetch the shard again"
-                )
-            view, start = view[count:], start + count
 
 
 def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -35,7 +35,7 @@ class StoredWeights:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reader.__exit__()
+        self._reader.close()
 
     def names(self) -> Sequence[str]:
         """16-bit names of everything stored."""

@@ -11,130 +11,28 @@ with the old and the new identity.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 
 from sparkquant.checkpoint import INDEX
-from sparkquant.errors import CheckpointError, PlanViolation, Problem, Resumable, UsageError
+from sparkquant.errors import Problem, Resumable, UsageError
 from sparkquant.journal import Journal
 from sparkquant.schemes import OutputTensor
+from sparkquant.shard_writer import ShardWriter, disk_full
 
 MARGIN_BYTES = 64 * 2**20
 """Free space demanded beyond the payload, for headers, side files and what other processes write meanwhile."""
 
-_ALIGNMENT_ORDER = (
-    "BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16", "U16", "F16", "BF16", "I32", "U32", "F32",
-    "C64", "F64", "I64", "U64",
-)  # fmt: skip
-"""The safetensors library lays tensors out in this order, last first: wide types before narrow ones stay aligned."""
-
-_COPY_BYTES = 64 * 2**20
-
-
-def shard_layout(tensors: Sequence[OutputTensor]) -> tuple[bytes, dict[str, int]]:
-    """Header bytes of a safetensors file and every tensor's absolute offset, ordered as the library does."""
-    ordered = sorted(tensors, key=lambda t: (-_ALIGNMENT_ORDER.index(t.dtype), t.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for tensor in ordered:
-        if tensor.name in header:
-            raise PlanViolation(f"{tensor.name} is planned twice", hint="report this with the plan's JSON")
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.bytes],
-        }
-        position += tensor.bytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    base = 8 + len(text)
-    offsets = {name: base + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
-    return struct.pack("<Q", len(text)) + text, offsets
-
-
-class ShardWriter:
-    """One shard file of known layout; tensors may arrive in any order, each exactly once."""
-
-    def __init__(self, path: Path, tensors: Sequence[OutputTensor]) -> None:
-        self._planned = {tensor.name: tensor for tensor in tensors}
-        header, self._offsets = shard_layout(tensors)
-        self._missing = set(self._planned)
-        self._unflushed = 0
-        with _disk_full(path):
-            self._file: BinaryIO = path.open("wb")
-        try:
-            with _disk_full(path):
-                _pwrite(self._file.fileno(), header, 0)
-                self._file.truncate(len(header) + sum(tensor.bytes for tensor in tensors))
-        except BaseException:
-            self.abandon()
-            raise
-
-    def put(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
-        """Store one tensor; PlanViolation when it is not exactly what the plan says."""
-        self._claim(name, dtype, shape, data.nbytes)
-        with _disk_full(Path(self._file.name)):
-            _pwrite(self._file.fileno(), data, self._offsets[name])
-
-    def copy(self, name: str, dtype: str, shape: tuple[int, ...], source: BinaryIO, start: int, size: int) -> None:
-        """Copy a tensor's bytes from an open file without looking at them."""
-        self._claim(name, dtype, shape, size)
-        try:
-            with _disk_full(Path(self._file.name)):
-                _copy_range(source.fileno(), start, self._file.fileno(), self._offsets[name], size)
-        except EOFError:
-            raise CheckpointError(f"{source.name}: ends inside {name}", hint="fetch the shard again") from None
-
-    def _claim(self, name: str, dtype: str, shape: tuple[int, ...], size: int) -> None:
-        planned = self._planned.get(name)
-        given = OutputTensor(name, dtype, tuple(shape))
-        if planned is None or name not in self._missing:
-            what = "was stored already" if planned else "is not in the plan of this shard"
-            raise PlanViolation(f"{name} {what}", hint="this is a bug: report it with the plan's JSON")
-        if given != planned or size != planned.bytes:
-            raise PlanViolation(
-                f"{name}: {dtype} {list(shape)}, {size} bytes; the plan says {planned.dtype} {list(planned.shape)},"
-                f" {planned.bytes} bytes",
-                hint="this is a bug: report it with the plan's JSON",
-            )
-        self._missing.discard(name)
-        self._unflushed += size
-
-    def flush_beyond(self, limit_bytes: int) -> None:
-        """Force written bytes to disk once more than `limit_bytes` wait: the final fsync then has little left to do."""
-        if self._unflushed > limit_bytes:
-            with _disk_full(Path(self._file.name)):
-                os.fdatasync(self._file.fileno())
-            self._unflushed = 0
-
-    def close(self) -> None:
-        """All tensors must have arrived; then the bytes are forced to disk."""
-        try:
-            if self._missing:
-                lost = ", ".join(sorted(self._missing)[:3])
-                raise PlanViolation(
-                    f"{len(self._missing)} planned tensors never arrived, for instance {lost}",
-                    hint="this is a bug: report it with the plan's JSON",
-                )
-            with _disk_full(Path(self._file.name)):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def abandon(self) -> None:
-        """Close after a failure; the journal does not know this shard, so a resume writes it anew."""
-        self._file.close()
+_HASHED_BYTES = 2**20
 
 
 class StagedCheckpoint:
@@ -225,9 +123,11 @@ class StagedCheckpoint:
         except BaseException:
             writer.abandon()
             raise
-        writer.close()
-        with _disk_full(self.path):
-            self._journal.finish(name, str(_digest(self.path / name)))
+        with ThreadPoolExecutor(1) as beside:  # the disk works while the bytes are hashed
+            digest = beside.submit(_digest, self.path / name)
+            writer.close()
+        with disk_full(self.path):
+            self._journal.finish(name, str(digest.result()))
         self._done.add(name)
 
     def write_index(self, shards: Mapping[str, Sequence[OutputTensor]]) -> None:
@@ -242,7 +142,7 @@ class StagedCheckpoint:
     def write_text(self, name: str, text: str) -> None:
         """A small file, durable when this returns."""
         path = self.path / name
-        with _disk_full(path):
+        with disk_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.write(text)
@@ -252,7 +152,7 @@ class StagedCheckpoint:
     def copy_file(self, name: str, source: Path) -> None:
         """A side file, byte for byte, durable when this returns."""
         path = self.path / name
-        with _disk_full(path):
+        with disk_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, path)
             _sync(path)
@@ -300,7 +200,7 @@ def _digest(path: Path) -> str | None:
     try:
         hasher = xxhash.xxh3_128()
         with path.open("rb", buffering=0) as file:
-            buffer = memoryview(bytearray(8 * 2**20))
+            buffer = memoryview(bytearray(_HASHED_BYTES))
             while count := file.readinto(buffer):
                 hasher.update(buffer[:count])
         return hasher.hexdigest()
@@ -317,48 +217,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        written = os.pwrite(descriptor, view[: 2**30], offset)
-        view, offset = view[written:], offset + written
-
-
-def _copy_range(source: int, start: int, target: int, offset: int, size: int) -> None:
-    """Copy inside the kernel where the file systems allow it, through a small buffer elsewhere."""
-    while size:
-        try:
-            count = os.copy_file_range(source, target, min(size, _COPY_BYTES), start, offset)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise
-            count = 0
-        if count == 0:
-            data = os.pread(source, min(size, _COPY_BYTES), start)
-            count = len(data)
-            _pwrite(target, data, offset)
-        if count == 0:
-            raise EOFError
-        start, offset, size = start + count, offset + count, size - count
-
-
-@contextmanager
-def _disk_full(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        raise Resumable(
-            f"{path}: {error.strerror}", hint="free some space, then run the same command: it goes on where it stopped"
-        ) from None
-
-
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
     """A place that cannot be written is the caller's to choose; a full disk is not."""
     try:
-        with _disk_full(path):
+        with disk_full(path):
             yield
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="choose another output folder") from None

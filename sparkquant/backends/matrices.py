@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from sparkquant.backends import Unit
+from sparkquant.backends.planned import not_finite
+from sparkquant.backends.planned import planned_scheme as planned_scheme
 from sparkquant.decisions import Decision
-from sparkquant.errors import NonFiniteWeight
 from sparkquant.numerics.magnitude import absmax
 from sparkquant.schemes import Scheme
 
@@ -33,13 +34,6 @@ def unit_peaks(unit: Unit, weights: Mapping[str, Tensor]) -> list[float]:
     return [max(values) for values in zip(*peaks, strict=True)]
 
 
-def planned_scheme(decision: Decision) -> Scheme:
-    """The scheme of a decision that has one."""
-    if decision.scheme is None:
-        raise ValueError(f"{decision.tensor} is kept by the plan")
-    return decision.scheme
-
-
 def decision_matrices(decision: Decision, weight: Tensor, index: int, expert: int) -> Iterator[tuple[str, Tensor]]:
     """(module name, matrix) of one tensor; of a fused tensor those of `weight[index]`, which is expert `expert`."""
     if not decision.parts:
@@ -57,9 +51,6 @@ def decision_peaks(decision: Decision, weight: Tensor, first: int = 0) -> list[f
         peak, bad = absmax(matrix)
         if bad is not None:
             position = [first + index, *bad] if decision.parts else list(bad)
-            raise NonFiniteWeight(
-                f"{decision.tensor}: element {position} is {matrix[tuple(bad)].item()}",
-                hint="the source is damaged: fetch the shard again, or ask its author",
-            )
+            raise not_finite(decision.tensor, position, matrix[tuple(bad)].item())
         peaks.append(peak)
     return peaks

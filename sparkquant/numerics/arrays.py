@@ -74,26 +74,31 @@ def integer(
     bits: int,
     search: bool,
     importance: Array = NO_IMPORTANCE,
-) -> None:
-    """Encode x [R, K] into packed uint8 [R, 4 * words], bfloat16 scale [R, G] and int8 zero points [R, G]."""
+) -> bool:
+    """Encode x [R, K] into packed uint8 [R, 4 * words], bfloat16 scale [R, G] and int8 zero points [R, G].
+
+    Returns whether x is finite; where it is not, the outputs mean nothing.
+    """
     floor, steps = np.float32(-(2 ** (bits - 1))), np.float32((2**bits - 1) / 2)
     if zero_point is None:
-        zeros = np.zeros(scale.shape, np.int8)
         limit = np.float32(symmetric_limit(bits))
-        kernels_integer.minmax_symmetric(x, scale, steps, limit)
-        if search:
-            factors = np.array(SYMMETRIC_FACTORS[bits], np.float32)
-            kernels_integer.search_symmetric(x, importance, scale.ravel(), floor, limit, factors, REFITS[bits])
+        if not search:
+            return _finite(x, kernels_integer.nearest_symmetric(x, scale, steps, limit, floor, packed))
+        most = kernels_integer.minmax_symmetric(x, scale, steps, limit)
+        factors = np.array(SYMMETRIC_FACTORS[bits], np.float32)
+        kernels_integer.search_symmetric(x, importance, scale.ravel(), floor, limit, factors, REFITS[bits])
+        zeros = np.zeros(scale.shape, np.int8)
     else:
         zeros = zero_point
         limit = np.float32(asymmetric_limit(bits))
-        kernels_integer.minmax_asymmetric(x, scale, zeros, floor, steps, limit)
+        most = kernels_integer.minmax_asymmetric(x, scale, zeros, floor, steps, limit)
         if search:
             factors = np.array(ASYMMETRIC_FACTORS[bits], np.float32)
             kernels_integer.search_asymmetric(
                 x, importance, scale.ravel(), zeros.ravel(), floor, steps, limit, factors, REFITS[bits]
             )
     kernels_integer.encode(x, scale, zeros, floor, packed)
+    return _finite(x, most)
 
 
 def nvfp4(
@@ -109,14 +114,21 @@ def nvfp4(
 
 def fp8(
     x: Array, values: Array, scale: Array, *, block: tuple[int, int], search: bool, importance: Array = NO_IMPORTANCE
-) -> None:
-    """Encode x [R, K] into E4M3 values [R, K] and bfloat16 scale per block."""
+) -> bool:
+    """Encode x [R, K] into E4M3 values [R, K] and bfloat16 scale per block; returns as `integer`."""
     limit = np.float32(fp8_limit())
-    kernels_float.fp8_minmax(x, *block, limit, scale)
-    if search:
-        factors = np.array(FP8_FACTORS, np.float32)
-        kernels_float.fp8_search(x, importance, *block, limit, factors, scale)
+    if not search:
+        return _finite(x, kernels_float.fp8_nearest(x, *block, limit, scale, values))
+    most = kernels_float.fp8_minmax(x, *block, limit, scale)
+    factors = np.array(FP8_FACTORS, np.float32)
+    kernels_float.fp8_search(x, importance, *block, limit, factors, scale)
     kernels_float.fp8_encode(x, *block, scale, values)
+    return _finite(x, most)
+
+
+def _finite(x: Array, most: Any) -> bool:
+    """Whether the largest magnitude is, given as bits of the type that the kernels have read."""
+    return bool(most < _BITS["BF16" if x.itemsize == 2 else "F32"][2])
 
 
 def pack_zero_points(zeros: Array, bits: int) -> Array:

@@ -19,8 +19,11 @@ from sparkquant.numerics.kernels_tile import (
     bfloat16_bits,
     fold,
     largest,
+    largest_bits,
     load_importance,
     load_tile,
+    magnitude_bits,
+    magnitude_float,
     pack_nibbles,
     reciprocals,
     to_bfloat16,
@@ -111,7 +114,7 @@ def nvfp4_encode(x: Any, divisor: Any, scale: Any, packed: Any) -> None:
                 sign = np.uint8(8) if t < _ZERO else np.uint8(0)
                 t = abs(t)
                 out[j] = np.uint8(e2m1_code(t if t < _E2M1_MAX else _E2M1_MAX) | sign)
-        pack_nibbles(codes, packed[r])
+        pack_nibbles(codes, packed[r], np.uintp(0))
 
 
 @jit
@@ -174,32 +177,95 @@ def nvfp4_search(x: Any, importance: Any, divisor: Any, scale: Any, first: int, 
 
 
 @jit
-def fp8_minmax(x: Any, rows: int, columns: int, limit: Any, scale: Any) -> None:
-    """bfloat16 scales of largest magnitude / 448 for blocks of rows x columns."""
+def fp8_minmax(x: Any, rows: int, columns: int, limit: Any, scale: Any) -> Any:
+    """bfloat16 scales of largest magnitude / 448 for blocks of rows x columns; returns the largest as bits."""
+    most = np.uint32(0)
     for a in range(scale.shape[0]):
-        for b in range(scale.shape[1]):
-            far = _ZERO
-            for r in range(a * rows, min((a + 1) * rows, x.shape[0])):
-                far = max(far, largest(x[r][b * columns : (b + 1) * columns]))
-            value = to_bfloat16(min(far / _E4M3_MAX, limit))
-            scale[a, b] = bfloat16_bits(value if value >= TINY else EPS)
+        most = max(most, fp8_minmax_rows(x, rows, columns, limit, scale, a))
+    return most
+
+
+@jit
+def fp8_nearest(x: Any, rows: int, columns: int, limit: Any, scale: Any, values: Any) -> Any:
+    """`fp8_minmax` and `fp8_encode` while a row of blocks is in a cache."""
+    most = np.uint32(0)
+    step = np.empty(scale.shape[1], np.float32)
+    for a in range(scale.shape[0]):
+        most = max(most, fp8_minmax_rows(x, rows, columns, limit, scale, a))
+        fp8_encode_rows(x, rows, columns, scale, values, a, step)
+    return most
+
+
+@jit
+def fp8_minmax_rows(x: Any, rows: int, columns: int, limit: Any, scale: Any, a: int) -> Any:
+    """`fp8_minmax` for row `a` of the blocks."""
+    flat = x.ravel()
+    most = np.uint32(0)
+    for b in range(scale.shape[1]):
+        size = min((b + 1) * columns, x.shape[1]) - b * columns
+        far = magnitude_bits(flat[a * rows * x.shape[1] + b * columns])
+        for r in range(a * rows, min((a + 1) * rows, x.shape[0])):
+            bits = largest_bits(flat, np.uintp(r) * np.uintp(x.shape[1]) + np.uintp(b) * np.uintp(columns), size)
+            far = bits if bits > far else far
+        most = max(most, np.uint32(far))
+        value = to_bfloat16(min(magnitude_float(far) / _E4M3_MAX, limit))
+        scale[a, b] = bfloat16_bits(value if value >= TINY else EPS)
+    return most
 
 
 @jit
 def fp8_encode(x: Any, rows: int, columns: int, scale: Any, values: Any) -> None:
     """Round x / scale to E4M3 codes, saturating."""
-    buffer = np.empty(x.shape[1], np.float32)
-    for r in range(x.shape[0]):
-        widen(x[r], buffer)
-        for b in range(scale.shape[1]):
-            divisor = to_float(scale[r // rows, b])
-            part = buffer[b * columns : (b + 1) * columns]
-            out = values[r][b * columns : (b + 1) * columns]
-            for k in range(part.size):
-                t = part[k] / divisor
-                sign = np.uint8(np.uint32(np.float32(t).view(np.uint32) >> np.uint32(24)) & 0x80)
-                t = abs(t)
-                out[k] = np.uint8(e4m3_code(t if t < _E4M3_MAX else _E4M3_MAX) | sign)
+    step = np.empty(scale.shape[1], np.float32)
+    for a in range(scale.shape[0]):
+        fp8_encode_rows(x, rows, columns, scale, values, a, step)
+
+
+@jit
+def fp8_encode_rows(x: Any, rows: int, columns: int, scale: Any, values: Any, a: int, step: Any) -> None:
+    """`fp8_encode` for row `a` of the blocks; `step` is room."""
+    flat = x.ravel()
+    out = values.ravel()
+    for b in range(step.size):
+        step[b] = to_float(scale[a, b])
+    for r in range(a * rows, min((a + 1) * rows, x.shape[0])):
+        for b in range(step.size):
+            first = np.uintp(r) * np.uintp(x.shape[1]) + np.uintp(b) * np.uintp(columns)
+            size = min((b + 1) * columns, x.shape[1]) - b * columns
+            # The type of x is known when this is compiled, so that a test of it costs nothing.
+            if x.itemsize == 2 and step[b] >= TINY:
+                fp8_by_reciprocal(flat, first, size, step[b], out)
+            else:
+                fp8_by_division(flat, first, size, step[b], out)
+
+
+@jit
+def fp8_code(t: Any) -> Any:
+    """Round a float32 to E4M3, saturating."""
+    sign = np.uint8(np.uint32(np.float32(t).view(np.uint32) >> np.uint32(24)) & 0x80)
+    t = abs(t)
+    return np.uint8(e4m3_code(t if t < _E4M3_MAX else _E4M3_MAX) | sign)
+
+
+@jit
+def fp8_by_division(x: Any, first: Any, size: int, step: Any, out: Any) -> None:
+    """Codes of x[first : first + size] / step."""
+    for k in range(size):
+        out[first + np.uintp(k)] = fp8_code(to_float(x[first + np.uintp(k)]) / step)
+
+
+@jit
+def fp8_by_reciprocal(x: Any, first: Any, size: int, step: Any, out: Any) -> None:
+    """`fp8_by_division` for bfloat16 x and step, without a division each.
+
+    A quotient of two 8-bit significands is half way between two codes, or more than 2**-14 of itself away from there.
+    The product with the reciprocal is wrong by less than 2**-22, so that rounding it to 16 bits restores the halves.
+    """
+    inverse = _ONE / step
+    for k in range(size):
+        bits = np.float32(to_float(x[first + np.uintp(k)]) * inverse).view(np.uint32)
+        bits = np.uint32(np.uint32(bits + np.uint32(0x80)) & np.uint32(0xFFFFFF00))
+        out[first + np.uintp(k)] = fp8_code(bits.view(np.float32))
 
 
 @jit

@@ -15,13 +15,16 @@ from sparkquant.numerics.kernels_tile import (
     EPS,
     LANES,
     ROUND,
+    SNAP,
     TILE,
     TINY,
     bfloat16_bits,
     fold,
-    largest,
+    largest_bits,
     load_importance,
     load_tile,
+    magnitude_bits,
+    magnitude_float,
     pack_nibbles,
     reciprocals,
     to_bfloat16,
@@ -31,17 +34,61 @@ from sparkquant.numerics.kernels_tile import (
 
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
+_INT4 = np.float32(-8.0)  # the lowest code tells the width
 
 
 @jit
-def minmax_symmetric(x: Any, scale: Any, steps: Any, limit: Any) -> None:
-    """scale = largest magnitude / steps (7.5 or 127.5), at most `limit`."""
-    size = x.shape[1] // scale.shape[1]
+def minmax_groups(x: Any, start: Any, size: int, steps: Any, limit: Any, far: Any, step: Any) -> Any:
+    """step = largest magnitude / steps (7.5 or 127.5), at most `limit`, of the groups of `size` from x[start] on.
+
+    Returns the largest magnitude of all as bits. `far` is room.
+    """
+    most = magnitude_bits(x[start])
+    for i in range(step.size):
+        bits = largest_bits(x, start + np.uintp(i) * np.uintp(size), size)
+        most = bits if bits > most else most
+        far[i] = magnitude_float(bits)
+    for i in range(step.size):
+        value = far[i] / steps
+        value = to_bfloat16(value if value < limit else limit)
+        step[i] = value if value >= TINY else EPS
+    return most
+
+
+@jit
+def minmax_symmetric(x: Any, scale: Any, steps: Any, limit: Any) -> Any:
+    """Scales [R, G] of x [R, K]; returns the largest magnitude as bits."""
+    flat = x.ravel()
+    far = np.empty(scale.shape[1], np.float32)
+    step = np.empty(scale.shape[1], np.float32)
+    most = np.uint32(0)
     for r in range(x.shape[0]):
-        row = x[r]
-        for i in range(scale.shape[1]):
-            value = to_bfloat16(min(largest(row[i * size : (i + 1) * size]) / steps, limit))
-            scale[r, i] = bfloat16_bits(value if value >= TINY else EPS)
+        start = np.uintp(r) * np.uintp(x.shape[1])
+        bits = minmax_groups(flat, start, x.shape[1] // step.size, steps, limit, far, step)
+        most = max(most, np.uint32(bits))
+        for i in range(step.size):
+            scale[r, i] = bfloat16_bits(step[i])
+    return most
+
+
+@jit
+def nearest_symmetric(x: Any, scale: Any, steps: Any, limit: Any, floor: Any, packed: Any) -> Any:
+    """`minmax_symmetric` and `encode` in one pass, which is what memory allows a core."""
+    flat = x.ravel()
+    far = np.empty(scale.shape[1], np.float32)
+    step = np.empty(scale.shape[1], np.float32)
+    zeros = np.zeros(scale.shape[1], np.float32)
+    codes = np.zeros(packed.shape[1] * (2 if floor == _INT4 else 1), np.uint8)
+    most = np.uint32(0)
+    for r in range(x.shape[0]):
+        start = np.uintp(r) * np.uintp(x.shape[1])
+        bits = minmax_groups(flat, start, x.shape[1] // step.size, steps, limit, far, step)
+        most = max(most, np.uint32(bits))
+        for i in range(step.size):
+            scale[r, i] = bfloat16_bits(step[i])
+        encode_groups(flat, start, x.shape[1] // step.size, step, zeros, floor, codes)
+        pack_row(codes, floor, packed, r)
+    return most
 
 
 @jit
@@ -52,11 +99,16 @@ def zero_point(low: Any, scale: Any, floor: Any) -> Any:
 
 
 @jit
-def minmax_asymmetric(x: Any, scale: Any, zeros: Any, floor: Any, steps: Any, limit: Any) -> None:
-    """scale = half the range / steps; the range includes zero. `floor` is the lowest code."""
+def minmax_asymmetric(x: Any, scale: Any, zeros: Any, floor: Any, steps: Any, limit: Any) -> Any:
+    """scale = half the range / steps; the range includes zero. `floor` is the lowest code.
+
+    Returns the largest magnitude as bits.
+    """
     size = x.shape[1] // scale.shape[1]
     buffer = np.empty(x.shape[1], np.float32)
+    most = np.uint32(0)
     for r in range(x.shape[0]):
+        most = max(most, np.uint32(largest_bits(x[r], np.uintp(0), x.shape[1])))
         widen(x[r], buffer)
         for i in range(scale.shape[1]):
             low = _ZERO
@@ -69,33 +121,77 @@ def minmax_asymmetric(x: Any, scale: Any, zeros: Any, floor: Any, steps: Any, li
             value = value if value >= TINY else EPS
             scale[r, i] = bfloat16_bits(value)
             zeros[r, i] = np.int8(zero_point(low, value, floor))
+    return most
 
 
 @jit
 def encode(x: Any, scale: Any, zeros: Any, floor: Any, packed: Any) -> None:
     """Round x / scale + zero to codes and pack them; `packed` is uint8 [R, 4 * words]."""
-    size = x.shape[1] // scale.shape[1]
-    ceiling = -floor - np.float32(1.0)
-    four_bits = floor == np.float32(-8.0)
-    buffer = np.empty(x.shape[1], np.float32)
-    codes = np.zeros(packed.shape[1] * (2 if four_bits else 1), np.uint8)
-    offset = np.int32(-floor)
+    flat = x.ravel()
+    step = np.empty(scale.shape[1], np.float32)
+    zero = np.empty(scale.shape[1], np.float32)
+    codes = np.zeros(packed.shape[1] * (2 if floor == _INT4 else 1), np.uint8)
     for r in range(x.shape[0]):
-        widen(x[r], buffer)
-        for i in range(scale.shape[1]):
-            divisor = to_float(scale[r, i])
-            zero = np.float32(zeros[r, i])
-            values = buffer[i * size : (i + 1) * size]
-            out = codes[i * size : (i + 1) * size]
-            for j in range(size):
-                t = values[j] / divisor + zero
-                t = t if t > floor else floor
-                t = t if t < ceiling else ceiling
-                out[j] = np.uint8(np.int32((t + ROUND) - ROUND) + offset)
-        if four_bits:
-            pack_nibbles(codes, packed[r])
+        for i in range(step.size):
+            step[i] = to_float(scale[r, i])
+            zero[i] = np.float32(zeros[r, i])
+        start = np.uintp(r) * np.uintp(x.shape[1])
+        encode_groups(flat, start, x.shape[1] // step.size, step, zero, floor, codes)
+        pack_row(codes, floor, packed, r)
+
+
+@jit
+def encode_groups(x: Any, start: Any, size: int, step: Any, zero: Any, floor: Any, codes: Any) -> None:
+    """Unsigned codes of the groups of `size` from x[start] on, a byte each."""
+    for i in range(step.size):
+        at = np.uintp(i) * np.uintp(size)
+        # The type of x is known when this is compiled, so that a test of it costs nothing.
+        if x.itemsize == 2 and abs(step[i]) >= TINY:
+            codes_by_reciprocal(x, start + at, size, step[i], zero[i], floor, codes, at)
         else:
-            packed[r] = codes
+            codes_by_division(x, start + at, size, step[i], zero[i], floor, codes, at)
+
+
+@jit
+def codes_by_division(x: Any, first: Any, size: int, step: Any, zero: Any, floor: Any, codes: Any, at: Any) -> None:
+    """Codes of x[first : first + size] / step + zero."""
+    ceiling = -floor - np.float32(1.0)
+    offset = np.uint32(np.int32(-floor))
+    for j in range(size):
+        t = to_float(x[first + np.uintp(j)]) / step + zero
+        t = t if t > floor else floor
+        t = t if t < ceiling else ceiling
+        codes[at + np.uintp(j)] = np.uint8(np.float32(t + ROUND).view(np.uint32) + offset)
+
+
+@jit
+def codes_by_reciprocal(x: Any, first: Any, size: int, step: Any, zero: Any, floor: Any, codes: Any, at: Any) -> None:
+    """`codes_by_division` for bfloat16 x and step, without a division each.
+
+    A quotient of two 8-bit significands is half way between two codes, or more than 2**-11 away from there. The product
+    with the reciprocal is wrong by less than 2**-14, so that rounding it to multiples of 2**-13 restores the halves.
+    """
+    ceiling = -floor - np.float32(1.0)
+    offset = np.uint32(np.int32(-floor))
+    inverse = np.float32(1.0) / step
+    for j in range(size):
+        t = to_float(x[first + np.uintp(j)]) * inverse + zero
+        t = t if t > floor else floor
+        t = t if t < ceiling else ceiling
+        t = (t + SNAP) - SNAP
+        codes[at + np.uintp(j)] = np.uint8(np.float32(t + ROUND).view(np.uint32) + offset)
+
+
+@jit
+def pack_row(codes: Any, floor: Any, packed: Any, r: int) -> None:
+    """Store a row of codes: two a byte when they have four bits."""
+    out = packed.ravel()
+    first = np.uintp(r) * np.uintp(packed.shape[1])
+    if floor == _INT4:
+        pack_nibbles(codes, out, first)
+    else:
+        for k in range(codes.size):
+            out[first + np.uintp(k)] = codes[k]
 
 
 @jit

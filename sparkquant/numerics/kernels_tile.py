@@ -3,7 +3,8 @@
 Scale search works on a tile: `TILE` groups side by side, tile[j, lane] = element j of a group, so
 that every loop over lanes vectorizes without reordering any group's sums. An error is summed in
 `LANES` partial sums (element j goes to sum j mod LANES), folded in halves; ``search.lane_sum`` does
-the same in torch. Slices, not computed indices, keep numba's wraparound test out of the loops.
+the same in torch. Unsigned indices keep numba's wraparound test out of the loops; so do slices, which cost some
+reference counting each and therefore do not belong where a loop is short.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ TILE = 64
 LANES = 16
 # Adding and subtracting 1.5 * 2**23 rounds |t| < 2**22 half to even.
 ROUND = np.float32(12582912.0)
+# Adding and subtracting 1.5 * 2**10 rounds |t| < 2**9 to multiples of 2**-13.
+SNAP = np.float32(1536.0)
 # A smaller scale has no finite reciprocal; its error is taken as that of all-zero codes.
 TINY = np.float32(2.0**-120)
 EPS = np.float32(2.0**-7)
@@ -75,13 +78,19 @@ def widen(row: Any, out: Any) -> None:
 
 
 @jit
-def largest(row: Any) -> Any:
-    """The largest magnitude of a finite row, as float32. Integer maxima vectorize."""
-    most = magnitude_bits(row[0])
-    for k in range(row.size):
-        bits = magnitude_bits(row[k])
+def largest_bits(x: Any, first: Any, size: int) -> Any:
+    """The largest magnitude of x[first : first + size] as bits, NaN above infinity. Integer maxima vectorize."""
+    most = magnitude_bits(x[first])
+    for k in range(size):
+        bits = magnitude_bits(x[first + np.uintp(k)])
         most = bits if bits > most else most
-    return magnitude_float(most)
+    return most
+
+
+@jit
+def largest(row: Any) -> Any:
+    """The largest magnitude of a finite row, as float32."""
+    return magnitude_float(largest_bits(row, np.uintp(0), row.size))
 
 
 @jit
@@ -135,9 +144,9 @@ def reciprocals(scale: Any, out: Any) -> None:
 
 
 @jit
-def pack_nibbles(codes: Any, out: Any) -> None:
-    """Two codes (uint8 0..15) a byte, the first low; `codes` has twice the size of `out`."""
+def pack_nibbles(codes: Any, out: Any, first: Any) -> None:
+    """Two codes (uint8 0..15) a byte, the first low, into out[first:]; half as many bytes as codes."""
     pairs = codes.view(np.uint16)
-    for k in range(out.size):
+    for k in range(pairs.size):
         pair = np.uint16(pairs[k])
-        out[k] = np.uint8(np.uint16(pair | np.uint16(pair >> np.uint16(4))) & np.uint16(0xFF))
+        out[first + np.uintp(k)] = np.uint8(np.uint16(pair | np.uint16(pair >> np.uint16(4))) & np.uint16(0xFF))

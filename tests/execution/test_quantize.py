@@ -202,7 +202,7 @@ def test_fused_experts_in_slices_give_the_same_bytes(
 ) -> None:
     source = source_of("moe", checkpoints)
     sparkquant.quantize(source, "qwen-hybrid-nvfp4-fp8", tmp_path / "whole", method="rtn")
-    monkeypatch.setattr("sparkquant.execute.CHUNK_BYTES", 1)
+    monkeypatch.setattr("sparkquant.filling.CHUNK_BYTES", 1)
     seen: list[events.Event] = []
     sparkquant.quantize(source, "qwen-hybrid-nvfp4-fp8", tmp_path / "sliced", method="rtn", listener=seen.append)
     assert digests(tmp_path / "whole") == digests(tmp_path / "sliced")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from sparkquant import writer as module
+from sparkquant import shard_writer as module
 from sparkquant.checkpoint import read_header
 from sparkquant.errors import CheckpointError, PlanViolation
 from sparkquant.reading import DTYPE_NAMES, TORCH_DTYPES, raw_bytes
 from sparkquant.schemes import DTYPE_BYTES, OutputTensor
-from sparkquant.writer import ShardWriter, shard_layout
+from sparkquant.shard_writer import ShardWriter, shard_layout
 
 SMALL = [OutputTensor("a", "F32", (2, 3)), OutputTensor("b", "I64", (1,))]
 
@@ -179,3 +180,36 @@ def test_every_planned_tensor_must_arrive(tmp_path: Path) -> None:
 def test_two_planned_tensors_of_one_name_are_refused() -> None:
     with pytest.raises(PlanViolation, match="a is planned twice"):
         shard_layout([*SMALL, SMALL[0]])
+
+
+# Pieces
+
+
+def test_pieces_may_come_in_any_order_from_any_thread(tmp_path: Path) -> None:
+    tensors = {"a": _random("BF16", (300, 64), 1), "b": _random("F32", (128, 64), 2)}
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    _write(whole, tensors)
+    writer = ShardWriter(pieces, _planned(tensors))
+    rooms = {name: writer.room(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()}
+    raw = {name: raw_bytes(t) for name, t in tensors.items()}
+    places = [(name, at) for name, data in raw.items() for at in range(0, data.nbytes, 1000)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda p: rooms[p[0]].write(p[1], raw[p[0]][p[1] : p[1] + 1000]), reversed(places)))
+    writer.close()
+    assert pieces.read_bytes() == whole.read_bytes()
+
+
+def test_a_piece_may_not_leave_its_tensor_and_none_may_be_missing(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "x", SMALL)
+    with pytest.raises(PlanViolation, match=r"a: F32 \[3, 2\]"):
+        writer.room("a", "F32", (3, 2))
+    room = writer.room("a", "F32", (2, 3))
+    for offset, size in ((-1, 4), (20, 5), (24, 1)):
+        with pytest.raises(PlanViolation, match=rf"a: {size} bytes at {offset} are more than its 24"):
+            room.write(offset, memoryview(bytes(size)))
+    with pytest.raises(PlanViolation, match="a was stored already"):
+        writer.room("a", "F32", (2, 3))
+    room.write(0, memoryview(bytes(20)))
+    writer.put("b", "I64", (1,), memoryview(bytes(8)))
+    with pytest.raises(PlanViolation, match="1 planned tensors never arrived, for instance a"):
+        writer.close()

@@ -1,4 +1,4 @@
-"""Codes through a reciprocal are those of an IEEE division, for every bfloat16 weight and every significand of a scale."""
+"""Codes through a reciprocal are those of an IEEE division: every bfloat16 weight, every significand of a scale."""
 
 from __future__ import annotations
 
