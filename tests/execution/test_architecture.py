@@ -30,12 +30,14 @@ MAY_SEE = {
     "engine": "errors schemes layers",
     "numerics": "errors schemes",
     "checkpoint": "errors schemes",
-    "reading": "errors schemes checkpoint",
+    "shard_files": "errors checkpoint",
+    "reading": "errors schemes checkpoint shard_files",
     "methods": "",
     "quantizers": "errors schemes layers layouts methods decisions",
     "recipe": "errors frozen schemes layers layouts positions methods",
     "recipe_files": "errors schemes layers layouts positions recipe",
-    "writer": "errors schemes checkpoint journal",
+    "shard_writer": "errors schemes",
+    "writer": "errors schemes checkpoint journal shard_writer",
     "hfconfig": "errors schemes layers layouts recipe decisions engine",
 }
 """Parts whose whole view is fixed; imports inside functions count too."""
@@ -46,7 +48,10 @@ NEVER_SEES = {
     "planning": "verification hfconfig execute writer backends numerics cli",
     "verification": "execute writer backends planning hfconfig cli",
     "formats": "execute writer backends planning hfconfig verification cli",
-    "backends": "execute writer journal checkpoint reading source live planning hfconfig verification cli",
+    "backends": (
+        "execute filling whole_units writer shard_writer journal checkpoint shard_files reading source live planning"
+        " hfconfig verification cli"
+    ),
 }
 """What a part must not know, however it grows."""
 
