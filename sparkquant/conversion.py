@@ -21,6 +21,7 @@ from sparkquant.checkpoint import Checkpoint, TensorHeader
 from sparkquant.conversion_repairs import (
     Repairs,
     graft,
+    refuse_protected,
     renamed_modules,
     restored_dtypes,
     restored_files,
@@ -101,8 +102,9 @@ def convert(
     repairs = Repairs(checkpoint, original, layout)
     names = renamed_modules(repairs, modules)
     modules = without_coarse_draft(repairs, modules)
+    refuse_protected(repairs, modules)
     _tell_index(repairs)
-    with ShardReader(checkpoint) as reader:
+    with ShardReader(checkpoint) as reader, repairs:
         restated = _restated(modules, reader)
         pieces = _pieces(repairs, modules, names, restated, reader)
         block = _block(repairs, names, restated, pieces)
@@ -110,6 +112,7 @@ def convert(
             _write(staged, pieces, listener)
             _write_files(staged, repairs, block)
             _require_equal(repairs, staged.path, modules, names, restated)
+            staged.write_text("sparkquant/conversion.json", _record(repairs))
             report = verify(staged.path, source=None if original is None else original.path, listener=listener)
             _require_green(report, repairs)
             staged.publish()
@@ -311,16 +314,17 @@ def _write(staged: StagedCheckpoint, pieces: Sequence[_Piece], listener: Listene
 
 
 def _write_files(staged: StagedCheckpoint, repairs: Repairs, block: Mapping[str, Any]) -> None:
-    """Side files, the record of the changes, and config.json last."""
+    """Side files, and config.json last."""
     for name, path in restored_files(repairs, OLD_CONFIGS).items():
         staged.copy_file(name, path)
     config = {**repairs.config(), "quantization_config": block}
-    record = {
-        "producer": str(formats.quantization_of(repairs.checkpoint).get("quant_method")),
-        "changes": repairs.changes,
-    }
-    staged.write_text("sparkquant/conversion.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     staged.write_text("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _record(repairs: Repairs) -> str:
+    """Who made the checkpoint, and everything that was changed."""
+    producer = str(formats.quantization_of(repairs.checkpoint).get("quant_method"))
+    return json.dumps({"producer": producer, "changes": repairs.changes}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _require_equal(

@@ -39,6 +39,13 @@ class Repairs:
     changes: list[str] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
 
+    def __enter__(self) -> Repairs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.original is not None:
+            self.source_reader.__exit__()
+
     def say(self, change: str) -> None:
         """Note one change, for the user and for the record."""
         self.changes.append(change)
@@ -103,6 +110,24 @@ def without_coarse_draft(repairs: Repairs, modules: Mapping[str, StoredModule]) 
         return dict(modules)
     repairs.say(f"draft head below {DRAFT_BITS} bits replaced by the source's: {_some(coarse)}")
     return {name: module for name, module in modules.items() if name not in coarse}
+
+
+def refuse_protected(repairs: Repairs, modules: Mapping[str, StoredModule]) -> None:
+    """Quantized gates, towers or routers: putting the source's weights back would change every answer."""
+    problems = []
+    for name, module in modules.items():
+        placement = repairs.layout.place(f"{name}.weight")
+        if placement is None or module.scheme is None or placement.layer_class not in PROTECTED:
+            continue
+        if placement.layer_class is not LayerClass.MTP or module.scheme.scheme.bits < DRAFT_BITS:
+            what = f"is stored as {module.scheme.label}; {placement.layer_class}: {PROTECTED[placement.layer_class]}"
+            problems.append(Problem(name, what))
+    if problems:
+        raise CheckpointError(
+            f"{repairs.checkpoint.path} cannot be repaired without changing numbers",
+            hint="quantize the 16-bit source again",
+            problems=problems,
+        )
 
 
 def restored_dtypes(

@@ -19,17 +19,19 @@ from typing import Any
 
 import torch
 
-from sparkquant.calibrated import PreparedBackend, work_key
+from sparkquant.calibrated import PreparedBackend, check_device, work_key
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Decision, Plan
-from sparkquant.device import usable_device
 from sparkquant.errors import CheckFailed, EnvironmentMissing, Problem, Resumable, UsageError
 from sparkquant.events import Listener, Said
 from sparkquant.layers import LayerClass
 from sparkquant.memory import available_bytes
 from sparkquant.quantizers import Quantizer, quantizer_of, require_device
 from sparkquant.source import Source
+
+CHILD = ("-P", "-m", "sparkquant.delegate")
+"""Arguments of the interpreter that runs a quantizer; -P keeps the current folder off its path."""
 
 LOG_LINES = 12
 """Lines of a failed library's log that its error shows."""
@@ -55,7 +57,7 @@ def delegated_backend(
     quantizer = quantizer_of(plan.recipe.method)
     assert quantizer is not None
     quantizer.require()
-    device = usable_device(device)
+    check_device(device)
     require_device(plan.decisions.values(), plan.recipe.method, device)
     _require_memory(plan, max_memory)
     decisions = [d for d in plan.decisions.values() if d.scheme is not None and d.layer_class is not LayerClass.MTP]
@@ -69,6 +71,7 @@ def delegated_backend(
         if "error" in outcome:
             raise EnvironmentMissing(f"{quantizer.title}: {outcome['error']}", hint="use a native method: mse, gptq")
         _require_plan(quantizer, outcome, decisions)
+        listener(Said(f"{quantizer.title}: {outcome['seconds']:,} s, peak memory {outcome['peak_rss'] >> 20:,} MiB"))
         yield PreparedBackend(folder), _record(plan, quantizer, outcome, decisions, device)
 
 
@@ -120,7 +123,7 @@ def _run(folder: Path, quantizer: Quantizer, device: str, listener: Listener) ->
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # the libraries take a GPU where they see one
-    command = [sys.executable, "-P", "-m", "sparkquant.delegate", str(folder)]
+    command = [sys.executable, *CHILD, str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, text=True
     ) as child:
@@ -194,6 +197,4 @@ def _record(
         "modules": len(modules_of(decisions)),
         "native_mse": beside,
         "notes": outcome["notes"],
-        "seconds": outcome["seconds"],
-        "peak_rss": outcome["peak_rss"],
     }
