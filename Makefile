@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all test-backends lint bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,12 +27,16 @@ test: $(STAMP)  ## the fast tests
 test-all: $(STAMP)  ## all tests, the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --slow
 
+test-backends: $(STAMP)  ## the tests that need AutoRound, ModelOpt and llm-compressor (installs them)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,all]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --slow tests/backends tests/conversion
+
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## speed, memory and quality against peers (installs llm-compressor)
+bench: $(STAMP)  ## speed, memory and quality against peers (installs them)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
