@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparkquant.engine.rules import Ignored
+from sparkquant.errors import CheckpointError
 from sparkquant.formats.declaration import ACTORDER, FORMAT, MALFORMED, UNSUPPORTED, Fault
 from sparkquant.layers import PROTECTED
 from sparkquant.layouts import layout_for
@@ -68,9 +69,23 @@ def _sizes(subject: Subject) -> Iterator[Check]:
             shapes[name] = shape
     faults = list(size_faults(subject.layout, subject.placements, shapes))
     if faults:
-        of_source = subject.source is not None and layout_for(subject.source.config).sizes == subject.layout.sizes
-        what = f"{faults[0].where} {faults[0].what}"
-        yield finding("config.sizes", what, [fault.where for fault in faults], inherited=of_source)
+        names = [fault.where for fault in faults]
+        inherited = subject.source is not None and _of_source(subject, {name: shapes[name] for name in names})
+        yield finding("config.sizes", f"{names[0]} {faults[0].what}", names, inherited=inherited)
+
+
+def _of_source(subject: Subject, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the source says the same and stores the same."""
+    assert subject.source is not None
+    assert subject.layout is not None
+    try:
+        if layout_for(subject.source.config).sizes != subject.layout.sizes:
+            return False
+    except CheckpointError:
+        return False
+    tensors = subject.source.tensors
+    stored = {name: tensors.get(f"{name}.weight", tensors.get(name)) for name in shapes}
+    return all(header is not None and header.shape == shapes[name] for name, header in stored.items())
 
 
 def _nonfinite(config: Mapping[str, Any]) -> Iterator[str]:
