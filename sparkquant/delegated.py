@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from sparkquant.calibrated import PreparedBackend, check_device, work_key
+from sparkquant.calibrated import PreparedBackend, work_key
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Decision, Plan
+from sparkquant.device import usable_device
 from sparkquant.errors import CheckFailed, EnvironmentMissing, Problem, Resumable, UsageError
 from sparkquant.events import Listener, Said
 from sparkquant.layers import LayerClass
@@ -57,7 +58,7 @@ def delegated_backend(
     quantizer = quantizer_of(plan.recipe.method)
     assert quantizer is not None
     quantizer.require()
-    check_device(device)
+    device = usable_device(device)
     require_device(plan.decisions.values(), plan.recipe.method, device)
     _require_memory(plan, max_memory)
     decisions = [d for d in plan.decisions.values() if d.scheme is not None and d.layer_class is not LayerClass.MTP]
