@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sparkquant.marlin.answers import broken_answers, sick
 from sparkquant.marlin.comparing import Comparisons, Lengths, lengths
 from sparkquant.marlin.controls import CONCURRENCY, Observation, Role
+from sparkquant.marlin.drafts import complaint
 from sparkquant.marlin.log_verdict import judge_log
 from sparkquant.marlin.metrics import Acceptance
 from sparkquant.marlin.thresholds import Thresholds
@@ -120,62 +122,19 @@ def _identity(case: Case) -> Verdict | None:
 
 
 def _broken(case: Case, role: Role, concurrency: int) -> dict[int, str]:
-    """Structurally broken answers of a run by number, but for those where the reference shows the same."""
-    run = case.seen.get(role)
-    if run is None or run.failed:
-        return {}
-    reference = case.seen.get(Role.REFERENCE)
-    known = reference.findings(1) if reference is not None else {}
-    found = {}
-    for number, findings in run.findings(concurrency).items():
-        usual = {finding.id for finding in known.get(number, ())}
-        new = [str(finding) for finding in findings if finding.broken and finding.id not in usual]
-        # Loops and answers without an end are a poor model's too: they count where the reference has none of them.
-        if reference is not None and not reference.failed:
-            new += [str(f) for f in findings if f.id in ("loop", "few-distinct") and not usual & {f.id, "loop"}]
-        if new:
-            found[number] = "; ".join(new)
-    return found
-
-
-def _strongly(case: Case, role: Role, concurrency: int) -> dict[int, str]:
-    """Broken answers that count: all structural ones, weak ones when they are more than a quarter of the answers."""
-    run = case.seen.get(role)
-    found = _broken(case, role, concurrency)
-    if run is None or not found:
-        return {}
-    hard = {
-        number: what for number, what in found.items()
-        if any(finding.broken for finding in run.findings(concurrency).get(number, ()))
-    }  # fmt: skip
-    return found if len(found) * 4 > len(run.answers.get(concurrency, ())) else hard
-
-
-def _scored_nan(run: Observation | None) -> bool:
-    return run is not None and ("NaN" in run.scoring or "no numbers" in run.scoring)
-
-
-def _sick_reference(case: Case) -> bool:
-    """A quarter of the reference's own answers are structurally broken: nothing can be held against it."""
-    run = case.seen.get(Role.REFERENCE)
-    if run is None or run.failed:
-        return False
-    broken = [found for found in run.findings(1).values() if any(finding.broken for finding in found)]
-    return len(broken) * 4 > len(run.answers.get(1, ())) or _scored_nan(run)
+    return broken_answers(case.seen.get(role), concurrency, case.seen.get(Role.REFERENCE))
 
 
 def _coherence(case: Case) -> Verdict | None:
     """Answers of the candidate when asked one by one."""
-    if _sick_reference(case):
+    if sick(case.seen.get(Role.REFERENCE)):
         what = "the reference's own answers are structurally broken: the engine, or the reference, is at fault"
         case.note(what, Role.REFERENCE, source="coherence")
         missing = ("a reference whose answers are sound",)
         return case.verdict(Outcome.INCONCLUSIVE, what, _diagnose(case), missing)
-    found = _strongly(case, Role.CANDIDATE, 1)
-    if _scored_nan(case.candidate) and not _scored_nan(case.seen.get(Role.REFERENCE)):
-        found |= {-1: case.candidate.scoring}
+    found = _broken(case, Role.CANDIDATE, 1)
     for number, what in list(found.items())[:SHOWN]:
-        case.note(f"prompt {number + 1}: {what}", Role.CANDIDATE, source="coherence")
+        case.note(f"{_prompt(number)}: {what}", Role.CANDIDATE, source="coherence")
     if not found:
         if errors := case.candidate.errors():
             case.note(errors[0], Role.CANDIDATE, source="coherence")
@@ -183,14 +142,20 @@ def _coherence(case: Case) -> Verdict | None:
                 Outcome.INCONCLUSIVE, f"requests fail: {errors[0]}", _diagnose(case), ("answers to every prompt",)
             )
         return None
-    what = f"{len(found)} answers of {len(case.candidate.answers.get(1, ()))} are structurally broken"
-    return _who(case, what, lambda role: not _strongly(case, role, 1) and not _scored_nan(case.seen.get(role)))
+    broken = len([number for number in found if number >= 0])
+    what = f"{broken} answers of {len(case.candidate.answers.get(1, ()))} are structurally broken"
+    return _who(case, what)
 
 
-def _who(case: Case, what: str, sound: object) -> Verdict:
+def _prompt(number: int) -> str:
+    return "the scored rows" if number < 0 else f"prompt {number + 1}"
+
+
+def _who(case: Case, what: str) -> Verdict:
     """Whose fault broken answers are, by the controls that are sound."""
-    assert callable(sound)
-    runs = {role: sound(role) for role in (*CONTROLS, Role.REFERENCE) if _answered(case, role)}
+    runs = {role: not _broken(case, role, 1) for role in CONTROLS if _answered(case, role)}
+    if _answered(case, Role.REFERENCE):
+        runs[Role.REFERENCE] = True  # a broken one was turned away before
     for role, is_sound in runs.items():
         case.note(f"{role}: {'sound' if is_sound else 'broken too'}", role, source="coherence")
     if runs.get(Role.EAGER):
@@ -205,9 +170,6 @@ def _who(case: Case, what: str, sound: object) -> Verdict:
         return case.verdict(
             Outcome.CHECKPOINT_FAULT, f"{what}, in every control too; the reference answers well", case.verify
         )
-    if Role.REFERENCE in runs:
-        missing = ("a reference whose answers are sound",)
-        return case.verdict(Outcome.INCONCLUSIVE, f"{what}, and so are the reference's", _diagnose(case), missing)
     return case.verdict(
         Outcome.INCONCLUSIVE, f"{what}, in every control too", f"{_again(case)} --reference SRC", ("a reference",)
     )
@@ -228,11 +190,9 @@ def _crowd(case: Case) -> Verdict | None:
         run = case.seen.get(role)
         if run is None or run.failed or CONCURRENCY not in run.answers:
             continue
-        found = _strongly(case, role, CONCURRENCY)
-        if _scored_nan(run) and not _scored_nan(case.candidate):
-            found |= {-1: run.scoring}
+        found = _broken(case, role, CONCURRENCY)
         for number, what in list(found.items())[:SHOWN]:
-            case.note(f"prompt {number + 1}, one of {CONCURRENCY}: {what}", role, Outcome.KERNEL_FAULT, "coherence")
+            case.note(f"{_prompt(number)}, one of {CONCURRENCY}: {what}", role, Outcome.KERNEL_FAULT, "coherence")
         if run.died:
             case.note(run.died, role, Outcome.KERNEL_FAULT, "log")
         if found or run.died:
@@ -308,7 +268,7 @@ def _reference(case: Case) -> Verdict | None:
 
 def _drafting(case: Case) -> Verdict | None:
     """Acceptance at the first position, against the reference's."""
-    run, reference, limits = case.seen.get(Role.DRAFTING), case.reference_acceptance, case.thresholds
+    run = case.seen.get(Role.DRAFTING)
     if not case.drafts or run is None:
         return None
     if run.failed or run.died:
@@ -323,26 +283,8 @@ def _drafting(case: Case) -> Verdict | None:
             logged.next if logged is not None else _diagnose(case),
             ("drafts",) if outcome is Outcome.INCONCLUSIVE else (),
         )
-    mine = run.acceptance
-    if mine is None or mine.drafts < limits.fewest_drafts or not mine.rates:
-        return None  # missing, said later
-    first = mine.rates[0]
-    if first < limits.acceptance_least and (
-        reference is None or not reference.rates or reference.rates[0] >= limits.acceptance_least
-    ):
-        what = f"{first:.0%} of the drafts are accepted at the first position: drafting costs more than it brings"
-    elif (
-        reference is not None
-        and reference.rates
-        and reference.drafts >= limits.fewest_drafts
-        and (
-            first < reference.rates[0] - limits.acceptance_drop or first < limits.acceptance_share * reference.rates[0]
-        )
-    ):
-        what = (
-            f"{first:.1%} of the drafts are accepted at the first position, {reference.rates[0]:.1%} of the reference's"
-        )
-    else:
+    what = complaint(run.acceptance, case.reference_acceptance, case.thresholds)
+    if not what:
         return None
     case.note(what, Role.DRAFTING, Outcome.CHECKPOINT_FAULT, "metrics")
     return case.verdict(Outcome.CHECKPOINT_FAULT, f"the draft head: {what}", case.verify)

@@ -339,7 +339,7 @@ def kernels(engine: Engine) -> None:
         say(what, level="WARNING", file="__init__.py:555")
     if engine.integer:
         name = "MarlinLinearKernel" if engine.marlin else "TritonW4A16LinearKernel"
-        name = "MacheteLinearKernel" if FAULT == "machete" else name
+        name = "MacheteLinearKernel" if "machete" in (FAULT, engine.given.linear_backend) else name
         say(f"Using {name} for CompressedTensorsWNA16", file="compressed_tensors_wNa16.py:137")
     if engine.nvfp4:
         say("Using MarlinNvFp4LinearKernel for NVFP4 GEMM", file="__init__.py:929")
