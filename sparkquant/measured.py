@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sparkquant.marlin.coherence import STRUCTURAL
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Length = Annotated[float, Field(ge=0)]
@@ -68,6 +70,65 @@ class Quality(Measured):
         """Acceptance of the first draft in the worst set of rows; None where nothing was drafted."""
         rates = [sides[side][0] for sides in self.acceptance.values() if sides.get(side)]
         return min(rates, default=None)
+
+
+class VerdictOf(Measured):
+    """See `sparkquant.marlin.verdict.Verdict`."""
+
+    outcome: str
+    summary: str
+    next: str = ""
+
+
+class DistanceOf(Measured):
+    """See `sparkquant.marlin.numbers.Divergence`: between two runs on the same rows, in nats per token."""
+
+    rows: Count
+    kl: float
+    kl_se: float | None = None
+    top1: Share
+
+
+class AnswersOf(Measured):
+    """Answers of one run at one concurrency; `findings` by number of the answer."""
+
+    asked: Count
+    failed: Count = 0
+    mean_tokens: float | None = None
+    findings: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
+
+    @property
+    def sound(self) -> int:
+        """Answers that came and are not structurally broken; one that a limit cut off is sound."""
+        broken = [any(found.get("id") in STRUCTURAL for found in each) for each in self.findings.values()]
+        return max(0, self.asked - self.failed - sum(broken))
+
+
+class RunOf(Measured):
+    """See `sparkquant.marlin.validation.run_json`."""
+
+    failed: str = ""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    eager: bool | None = None
+    environment: Mapping[str, Any] = {}
+    answers: Mapping[str, AnswersOf] = {}
+    kv_cache_tokens: Count | None = None
+
+    @property
+    def kernel_names(self) -> str:
+        """The kernels that its log shows, each once."""
+        return ", ".join(dict.fromkeys(str(found.get("kernel", "")) for found in self.kernels))
+
+
+class Controls(Measured):
+    """What `validate` found: the candidate, its controls and the reference, each a run of its own."""
+
+    verdict: VerdictOf
+    conditions: Mapping[str, Any] = {}
+    runs: Mapping[str, RunOf] = {}
+    to_controls: Mapping[str, DistanceOf | None] = {}
+    to_reference: Mapping[str, DistanceOf | None] = {}
+    notes: tuple[str, ...] = ()
 
 
 Record = TypeVar("Record", bound=Measured)

@@ -11,6 +11,7 @@ from sparkquant.reporting.charts import bytes_chart, called
 from sparkquant.reporting.charts_compared import paired_table, tradeoff_chart
 from sparkquant.reporting.charts_quality import acceptance_chart, histogram_chart, layers_chart, positions_chart
 from sparkquant.reporting.palette import scheme_codes, scheme_color
+from sparkquant.reporting.runs import conditions_table, control_chart, controlled, runs_table, verdict_table
 from sparkquant.reporting.sheet import Sheet
 from sparkquant.reporting.tables import Chart, Table
 
@@ -73,6 +74,7 @@ def document_of(sheets: Sequence[Sheet], *, draw: bool) -> Document:
         _schemes(sheets),
         _quality(sheets, draw),
         _drafts(sheets, draw),
+        _controls(sheets, draw),
         *_notes(sheets),
     ]
     return Document(title, lead, sections)
@@ -121,8 +123,7 @@ def _comparison(sheets: Sequence[Sheet], draw: bool) -> Section:
 
 
 def _ask(sheets: Sequence[Sheet]) -> str:
-    missing = next((sheet.name for sheet in sheets if sheet.quality is None), sheets[0].name)
-    return f"sparkquant evaluate {missing} --source SRC"
+    return next((sheet for sheet in sheets if sheet.quality is None), sheets[0]).command("evaluate")
 
 
 def _evidence(sheets: Sequence[Sheet]) -> Section:
@@ -198,11 +199,13 @@ def _cell(labels: Sequence[str], codes: dict[str, str]) -> Cell:
     return Cell("/".join(codes[label] for label in labels), color, ", ".join(labels))
 
 
-def _unmeasured(sheets: Sequence[Sheet], what: str) -> list[tuple[str, str]]:
+def _unmeasured(
+    sheets: Sequence[Sheet], what: str, verb: str = "evaluate", part: str = "quality"
+) -> list[tuple[str, str]]:
     return [
-        (f"{called(number, sheets)}: {what} not measured.", f"sparkquant evaluate {sheet.name} --source SRC")
+        (f"{called(number, sheets)}: {what} not measured.", sheet.command(verb))
         for number, sheet in enumerate(sheets)
-        if sheet.quality is None
+        if getattr(sheet, part) is None
     ]
 
 
@@ -227,6 +230,24 @@ def _drafts(sheets: Sequence[Sheet], draw: bool) -> Section:
     lists = [("Not drafted", reasons)] if reasons else []
     absent = _unmeasured(sheets, "draft acceptance was")
     return Section("drafts", "Draft head", "", charts=[found] if found else [], lists=lists, absent=absent)
+
+
+def _controls(sheets: Sequence[Sheet], draw: bool) -> Section:
+    tables = [verdict_table(sheets), runs_table(sheets)]
+    tables += [conditions_table(sheets, [(n, c.conditions) for n, c in controlled(sheets)], "Conditions of the runs")]
+    charts = [
+        control_chart(sheets[number], number, title=f"Runs of {called(number, sheets)}", draw=draw)
+        for number, _ in controlled(sheets)
+    ]
+    intro = (
+        "The same weights served in several ways: what differs between runs is the engine's doing, what all of them"
+        " share is the checkpoint's. Every number holds for the machine and version below alone."
+    )
+    absent = _unmeasured(sheets, "nothing ran on an engine, control runs were", "validate", "controls")
+    return Section(
+        "controls", "Control runs", intro, [table for table in tables if table], [chart for chart in charts if chart],
+        absent=absent,
+    )  # fmt: skip
 
 
 def _notes(sheets: Sequence[Sheet]) -> Iterator[Section]:

@@ -18,8 +18,8 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A command in backticks; a name that holds some is written without."""
-    return f"`{text}`" if text and "`" not in text and "|" not in text else escaped(text)
+    """A command in backticks, unless a name in it could end them, the cell, or begin markup."""
+    return escaped(text) if set(text) & set("`|<>&") else f"`{text}`"
 
 
 def markdown(document: Document) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from sparkquant.contents import Contents, contents_of
 from sparkquant.errors import CheckpointError, UnsupportedFormat, UsageError
 from sparkquant.events import Listener, ignore
 from sparkquant.evidence import PLAN, Evidence, Freshness, checkpoint_digest, read
-from sparkquant.measured import Measured, Quality, parsed
+from sparkquant.measured import Controls, Measured, Quality, parsed
 from sparkquant.printable import clean
 from sparkquant.report import Status
 from sparkquant.source import local_path
@@ -54,7 +55,7 @@ class Sheet:
     contents   None when the quantization is of an unknown kind; `problems` says so
     recipe     name, summary and method of the recipe that it was made with; empty for other producers
     notes      of its plan
-    quality    what fresh evidence shows; None where there is none
+    quality, controls  what fresh evidence shows; None where there is none
     problems   what could not be read
     """
 
@@ -66,6 +67,7 @@ class Sheet:
     recipe: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     quality: Quality | None = None
+    controls: Controls | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -73,8 +75,12 @@ class Sheet:
         """One line for each verb, present or not."""
         return tuple(self._row(verb) for verb in VERBS)
 
+    def command(self, verb: str) -> str:
+        """What measures it: a line for a shell."""
+        return NEXT[verb].format(name=shlex.quote(self.name))
+
     def _row(self, verb: str) -> Row:
-        following = NEXT[verb].format(name=self.name)
+        following = self.command(verb)
         found = self.evidence.get(verb)
         if found is None:
             return Row(verb, "missing", next=following)
@@ -135,7 +141,8 @@ def _sheet(path: Path, name: str, listener: Listener) -> Sheet:
     quality = _measured(Quality, "evaluate", evidence, problems)
     return Sheet(
         name=name, digest=digest, model_type=clean(checkpoint.config.get("model_type")), contents=contents,
-        evidence=evidence, recipe=recipe, notes=notes, quality=quality, problems=tuple(problems),
+        evidence=evidence, recipe=recipe, notes=notes, quality=quality,
+        controls=_measured(Controls, "validate", evidence, problems), problems=tuple(problems),
     )  # fmt: skip
 
 

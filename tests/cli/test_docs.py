@@ -1,12 +1,15 @@
-"""Documents tell the truth: their commands run and print what they show, their examples parse, their YAML is valid."""
+"""Documents tell the truth: their commands run and print what they show, their examples parse, their data is valid."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,27 @@ from typing import Any
 import pytest
 import typer
 
+from sparkquant.calibration.mix_files import mix_from_text
 from sparkquant.cli import app
 from sparkquant.recipe_files import recipe_from_text
+from tests.cli.documents import CODE, Block, blocks, blocks_of, documents
 from tests.cli.running import ROOT, command, environment, invoke
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in documents()}
 
+STAND_INS = {"RECIPE": "qwen-hybrid-w4a16"}
+"""Words of a small run that are no files."""
 
-def blocks(text: str, language: str, *, marked: bool = True) -> list[str]:
-    """Fenced blocks of a language; `marked` ones follow a line `<!-- run -->`."""
-    mark = "<!-- run -->\n" if marked else ""
-    return re.findall(rf"{mark}```{language}\n(.*?)```", text, re.DOTALL)
+SMALLER = {"evaluate": ["--rows", "1", "--tokens", "128"]}
+"""Options that keep a small run small."""
+
+EXITS = {"evaluate": {0, 4, 7}}
+"""A row is too little to keep a limit by, or to measure it at all."""
+
+SMALL_PYTHON = (
+    "import functools, sparkquant\nsparkquant.evaluate = functools.partial(sparkquant.evaluate, rows=2, tokens=128)\n"
+)
 
 
 @pytest.fixture
@@ -35,11 +47,29 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def steps(block: str) -> Iterator[tuple[str, str]]:
-    """Commands of a console block, each with the output shown for it."""
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        line, _, output = part.partition("\n")
-        yield line, output
+@pytest.fixture
+def small_workplace(workplace: Path, quantized: Path) -> Path:
+    """Also what the documents assume to lie there: a model, two results, rows, and a mix with logs and code."""
+    for name in ("Qwen3.5-27B", "MODEL"):
+        (workplace / name).symlink_to(ROOT / "examples" / "hybrid-5m")
+    for name in ("hybrid-5m-w4a16", "first", "second"):
+        shutil.copytree(quantized, workplace / name)
+    rows = [[(7 * row + place) % 2000 for place in range(256)] for row in range(12)]
+    (workplace / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    (mix,) = (block for block in blocks("yaml") if block.document.startswith("calibration"))
+    (workplace / "our-agent.yaml").write_text(mix.body, encoding="utf-8")
+    (workplace / "src").mkdir()
+    shutil.copy(ROOT / "examples" / "demo.py", workplace / "src")
+    (workplace / "logs").mkdir()
+    with (workplace / "logs" / "day.jsonl").open("w", encoding="utf-8") as log:
+        log.writelines(map(_request, (ROOT / "calibration" / "general.jsonl").read_text().splitlines()))
+    return workplace
+
+
+def _request(line: str) -> str:
+    """A conversation as a server would have logged it."""
+    *before, answer = json.loads(line)["messages"]
+    return json.dumps({"request": {"messages": before}, "response": {"choices": [{"message": answer}]}}) + "\n"
 
 
 def as_pattern(output: str) -> str:
@@ -47,35 +77,121 @@ def as_pattern(output: str) -> str:
     return "".join(r"(?:.*\n)*?" if line == "...\n" else re.escape(line) for line in output.splitlines(keepends=True))
 
 
-@pytest.mark.parametrize("block", blocks(README, "console"))
-def test_console_blocks_print_what_they_show(block: str, workplace: Path) -> None:
-    for line, output in steps(block):
+def run(words: list[str], cwd: Path) -> Any:
+    """`sparkquant ...` as a process, both streams as one."""
+    return subprocess.run(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=environment(),
+        check=False,
+    )  # fmt: skip
+
+
+def python(code: str, cwd: Path) -> Any:
+    """A Python program as a process."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment(), check=False
+    )
+
+
+# What runs
+
+
+def test_every_block_says_whether_it_runs() -> None:
+    unmarked = [str(block) for block in blocks(*CODE) if not block.marker]
+    assert unmarked == [], "put a line `<!-- run -->` above them; tests/cli/documents.py lists the markers"
+    assert [str(b) for b in blocks(*CODE) if b.marker.startswith("not run") and len(b.reason.split()) < 3] == []
+    for path in documents():
+        assert len(blocks_of(path)) == len(re.findall(r"^ *```\w+$", path.read_text(encoding="utf-8"), re.MULTILINE)), (
+            path
+        )
+
+
+@pytest.mark.parametrize("block", blocks("console", marker="run"), ids=str)
+def test_console_blocks_print_what_they_show(block: Block, workplace: Path) -> None:
+    for line, output in block.steps():
         words = shlex.split(line)
         assert words[0] == "sparkquant"
-        result = subprocess.run(
-            command(*words[1:]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=workplace,
-            env=environment(), check=False,
-        )  # fmt: skip
+        result = run(words[1:], workplace)
         assert result.returncode == 0, result.stdout
         assert re.fullmatch(as_pattern(output), result.stdout), f"$ {line}\n{result.stdout}"
 
 
-@pytest.mark.parametrize("block", blocks(README, "python"))
-def test_python_blocks_run(block: str, workplace: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", block], capture_output=True, text=True, cwd=workplace, env=environment(), check=False
-    )
+@pytest.mark.parametrize("block", blocks("console", marker="run small"), ids=str)
+def test_console_blocks_run_small(block: Block, small_workplace: Path) -> None:
+    for line, _ in block.steps():
+        first, *words = shlex.split(line)
+        assert first == "sparkquant"
+        words = [STAND_INS.get(word, word) for word in words]
+        verb = words[0]
+        result = run([*words, *SMALLER.get(verb, [])], small_workplace)
+        assert result.returncode in EXITS.get(verb, {0}), f"$ {line}\n{result.stdout}"
+
+
+@pytest.mark.parametrize("block", blocks("python", marker="run"), ids=str)
+def test_python_blocks_run(block: Block, workplace: Path) -> None:
+    result = python(block.body, workplace)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_runnable_blocks_are_found() -> None:
-    assert len(blocks(README, "console")) == 2
-    assert len(blocks(README, "python")) == 2
+@pytest.mark.parametrize("block", blocks("python", marker="run small"), ids=str)
+def test_python_blocks_run_small(block: Block, small_workplace: Path) -> None:
+    result = python(SMALL_PYTHON + block.body, small_workplace)
+    assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("block", blocks(GUIDE, "yaml", marked=False))
-def test_yaml_in_the_guide_is_a_recipe(block: str) -> None:
-    assert recipe_from_text(block, source="guide").overrides
+@pytest.mark.parametrize("block", blocks(*CODE, marker="not run"), ids=str)
+def test_what_is_not_run_is_parsed(block: Block) -> None:
+    if block.language == "python":
+        compile(block.body, str(block), "exec")
+        return
+    lines = [line for line, _ in block.steps()] or block.body.splitlines()
+    for line in lines:
+        parse_any(line)
+
+
+def parse_any(line: str) -> None:
+    """Parse a command line of a document as far as the command is known here."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words.pop(0)
+    if not words:
+        return
+    program = Path(words[0]).name
+    if program == "sparkquant":
+        parse(shlex.join(words))
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(words[1:]) <= set(targets), line
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert {name for word in words for name in re.findall(r"\[([\w,]+)\]", word)} <= set(extras), line
+        assert all((ROOT / words[i + 1]).is_file() for i, word in enumerate(words) if word == "-c"), line
+    elif program == "vllm":
+        for i, word in enumerate(words):
+            if word == "--speculative-config":
+                assert json.loads(words[i + 1])["method"], line
+    else:
+        assert program in ("python3", "pre-commit", "git", "hf"), f"{line}: a command that no test knows"
+
+
+# Data
+
+
+def test_yaml_in_the_documents_is_valid() -> None:
+    for block in blocks("yaml"):
+        if block.document.startswith("calibration"):
+            assert mix_from_text(block.body, source=str(block), folder=ROOT).sources
+        elif block.document.startswith("recipes"):
+            assert recipe_from_text(block.body, source=str(block)).overrides
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def test_json_in_the_documents_is_valid(block: Block) -> None:
+    shortened = re.sub(r"(?<!\")\.\.\.(?!\")", "", block.body)
+    for line in shortened.splitlines():
+        assert isinstance(json.loads(line), dict)
+
+
+# Help
 
 
 def parse(line: str) -> None:
@@ -92,23 +208,15 @@ def parse(line: str) -> None:
         name, at, words = at.resolve_command(context, [*context._protected_args, *context.args])
 
 
-VERBS = [
-    [],
-    ["plan"],
-    ["quantize"],
-    ["verify"],
-    ["evaluate"],
-    ["report"],
-    ["diff"],
-    ["publish"],
-    ["recipes"],
-    ["calibration"],
-    ["calibration", "check"],
-]
-RECIPE_VERBS = [["recipes", verb] for verb in ("ls", "show", "copy", "lint", "schema")]
+def verbs(at: Any = None, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """Every verb and group of verbs that the command line has."""
+    at = typer.main.get_command(app) if at is None else at
+    yield list(path)
+    for name, inner in getattr(at, "commands", {}).items():
+        yield from verbs(inner, (*path, name))
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *RECIPE_VERBS], ids=" ".join)
+@pytest.mark.parametrize("verb", list(verbs()), ids=" ".join)
 def test_every_help_has_an_example_that_parses(verb: list[str]) -> None:
     result = invoke(*verb, "--help")
     assert result.exit_code == 0
@@ -122,11 +230,12 @@ def test_every_help_has_an_example_that_parses(verb: list[str]) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("document", [README, GUIDE], ids=["README", "recipes/README"])
-def test_every_command_in_the_documents_parses(document: str) -> None:
-    lines = re.findall(r"^\$ (sparkquant .*)$", document, re.MULTILINE)
-    lines += re.findall(r"`(sparkquant [^`]+)`", document)
-    assert lines
+def test_every_command_in_the_documents_parses() -> None:
+    lines = [line for block in blocks("console", "bash", "sh") for line, _ in block.steps()]
+    lines = [line for line in lines if line.startswith("sparkquant ")]
+    for document in DOCUMENTS.values():
+        lines += re.findall(r"`(sparkquant [^`]+)`", document)
+    assert len(lines) > 10
     for line in lines:
         parse(line)
 
@@ -135,6 +244,9 @@ def test_exit_codes_in_readme_and_help_agree() -> None:
     table = re.findall(r"^\| (\d+) \| (.*?) \|$", README, re.MULTILINE)
     shown = dict(re.findall(r"^ +(\d+) +(.*)$", invoke("--help").stdout, re.MULTILINE))
     assert [code for code, _ in table] == list(shown)
+
+
+# Examples
 
 
 def test_demo_runs_the_quantized_weights(tmp_path: Path) -> None:
@@ -153,6 +265,6 @@ def test_every_example_is_run_here() -> None:
 
 
 def test_documents_name_no_machine() -> None:
-    for document in (README, GUIDE, (ROOT / "Makefile").read_text(encoding="utf-8")):
+    for document in (*DOCUMENTS.values(), (ROOT / "Makefile").read_text(encoding="utf-8")):
         assert not re.search(r"/(home|root|work|tmp|Users)/", document)
         assert os.uname().nodename not in document
