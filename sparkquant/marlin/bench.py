@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ def measure(
     for kind, asks in kinds.items():
         state.round(asks[:FEWEST_REQUESTS], 1)
         before = client.metrics()
-        decode[kind] = {"rounds": state.rounds(lambda a=asks[:FEWEST_REQUESTS]: _one_stream(state.round(a, 1)))}
+        decode[kind] = {"rounds": state.alone(asks[:FEWEST_REQUESTS])}
         accepted = client.metrics().acceptance(before)
         if accepted is not None:
             acceptance[kind] = accepted
@@ -215,7 +215,7 @@ def measure(
     for width in WIDTHS:
         asks = mixed[: max(FEWEST_REQUESTS, width)]
         state.round(asks, width)
-        aggregate[str(width)] = {"rounds": state.rounds(lambda a=asks, w=width: state.together(a, w))}
+        aggregate[str(width)] = {"rounds": [state.together(asks, width) for _ in range(chosen.rounds)]}
         listener(Said(f"measured: {width} streams"))
     prefill = state.prefill(prompts.rows)
     listener(Said("measured: prefill"))
@@ -244,9 +244,9 @@ class _State:
         self.answers: list[Completion] = []
         self._asked = 0
 
-    def rounds(self, once: Callable[[], float]) -> list[float]:
-        """So many rounds as are wanted."""
-        return [once() for _ in range(self.chosen.rounds)]
+    def alone(self, asks: Sequence[Ask]) -> list[float]:
+        """Tokens per second of one stream, by round."""
+        return [_one_stream(self.round(asks, 1)) for _ in range(self.chosen.rounds)]
 
     def round(self, asks: Sequence[Ask], width: int, tokens: int | None = None) -> list[Completion]:
         """All of them once. Raises CheckFailed when one fails: a number without it would lie."""

@@ -58,7 +58,9 @@ def compare(
     """All comparisons that the runs allow. `reference` holds its scores, from a run or from a record."""
     candidate = seen[Role.CANDIDATE]
     mine = _scores(candidate)
-    controls, near, answers = {}, {}, {}
+    controls: dict[Role, Divergence | None] = {}
+    near: dict[Role, Divergence | None] = {}
+    answers: dict[Role, Agreement] = {}
     for role, run in seen.items():
         if run.failed or role is Role.REFERENCE:
             continue

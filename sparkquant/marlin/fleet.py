@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkquant.events import Listener, Said
 from sparkquant.marlin.client import Client
@@ -40,10 +41,10 @@ class Fleet:
         self.servers.append(server)
         with server:
             failed = "the run is being ended" if self.closing.is_set() else server.wait_ready(bench.start_limit)
-            seen = {} if failed else self._asked(task, server, after)
+            seen: dict[str, Any] = {} if failed else self._asked(task, server, after)
         return Observation(task.role, task.settings, read_log_file(launch.log), failed, **seen)
 
-    def _asked(self, task: Task, server: Server, after: After | None) -> dict[str, object]:
+    def _asked(self, task: Task, server: Server, after: After | None) -> dict[str, Any]:
         started = time.monotonic() - server.started
         self.listener(Said(f"{task.role}: answers after {started:.0f} s"))
         with Client(server.url, model=SERVED) as client:

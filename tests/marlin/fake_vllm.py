@@ -52,7 +52,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model")
     for name in ("host", "port", "served-model-name", "linear-backend", "speculative-config", "moe-backend"):
         parser.add_argument(f"--{name}", default="")
-    for name in ("max-model-len", "gpu-memory-utilization", "tensor-parallel-size", "kernel-config"):
+    others = "max-model-len gpu-memory-utilization tensor-parallel-size kernel-config gdn-prefill-backend max-num-seqs"
+    for name in (*others.split(), "max-cudagraph-capture-size", "kv-cache-memory-bytes"):
         parser.add_argument(f"--{name}", default="")
     for name in ("enforce-eager", "no-enable-prefix-caching", "language-model-only"):
         parser.add_argument(f"--{name}", action="store_true")
