@@ -202,9 +202,8 @@ def _made(folder: Path, plan: Mapping[str, Any], fresh: Mapping[str, Evidence]) 
     options = ", ".join(f"{key} {value}" for key, value in method.items() if key != "name")
     yield f"Method `{method.get('name')}`" + (f" ({options})." if options else ".")
     backend = fresh["quantize"].result.get("backend") if "quantize" in fresh else None
-    if backend:
-        told = backend.items() if isinstance(backend, Mapping) else [("", backend)]
-        yield f"Backend: {', '.join(f'{name} {version}'.strip() for name, version in told)}."
+    if isinstance(backend, Mapping):
+        yield f"Backend: {backend.get('name')} {backend.get('version')}."
     path = folder / "sparkquant" / "calibration.json"
     if path.is_file():
         yield from _calibration(read_json(path).get("calibration", {}))
