@@ -53,9 +53,10 @@ def diagnose(
     if as_json:
         write_json(json.dumps(found.as_json(), indent=1, ensure_ascii=False) + "\n")
     else:
-        from sparkquant.cli.diagnosis_text import diagnosis_text
+        from sparkquant.cli.diagnosis_text import diagnosis_text, next_text
 
         show(diagnosis_text(found))
+        show([next_text(found.verdict)], soft_wrap=True)
     if found.verdict.exit_code:
         stop(found.verdict.exit_code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -35,7 +36,7 @@ def rows(pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def verdict_text(verdict: Verdict) -> Iterator[RenderableType]:
-    """The evidence, then the outcome, then what to do."""
+    """The evidence, then the outcome."""
     if verdict.evidence:
         yield Text("Evidence", "bold")
         pairs = ((item.where or item.source, item.what) for item in verdict.evidence)
@@ -43,7 +44,11 @@ def verdict_text(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text()
     style = "green" if verdict.outcome == "pass" else "yellow" if verdict.outcome == "inconclusive" else "bold red"
     yield Text(f"{verdict.outcome}: {clean(verdict.summary)}", style)
-    yield Text(f"next: {clean(verdict.next)}")
+
+
+def next_text(verdict: Verdict) -> Text:
+    """The next command in one line, however long: it is there to be copied."""
+    return Text(f"next: {clean(verdict.next)}")
 
 
 def log_text(log: ServerLog) -> Iterator[RenderableType]:
@@ -84,7 +89,7 @@ def _cache(log: ServerLog) -> str:
 
 
 def diagnosis_text(found: Diagnosis) -> Iterator[RenderableType]:
-    """The log's facts, what a CUDA error means, the evidence, the suspect and the next command."""
+    """The log's facts, what a CUDA error means, the evidence, the outcome and the suspect."""
     if found.log is not None:
         yield from log_text(found.log)
     if found.explanation:
@@ -104,6 +109,7 @@ def examination_text(found: Examination) -> Iterator[RenderableType]:
     if found.installation is not None:
         yield Text(f"\nCompiled code on {found.capability} (fat binaries, one per source file)", "bold")
         yield Padding(_extensions(found), (0, 0, 0, 2))
+        yield Padding(_architectures(found), (1, 0, 0, 2))
     if found.findings:
         yield Text("\nFindings", "bold")
         for finding in found.findings:
@@ -140,14 +146,22 @@ def _extensions(found: Examination) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("extension", "native", "family", "same x", "PTX", "none"):
         grid.add_column(column, justify="left" if column == "extension" else "right", no_wrap=True)
-    grid.add_column("architectures", overflow="fold")
     assert found.installation is not None
     for extension in found.installation.cuda:
         fits = extension.fit(found.capability)
         counts = [str(fits.get(name, "")) for name in ("native", "family", "compatible", "ptx", "none")]
         name = extension.path.removeprefix(found.installation.folder).lstrip("/").partition(".abi3")[0]
-        grid.add_row(clean(name), *counts, extension.problem or " ".join(code.name for code in extension.codes))
+        grid.add_row(clean(name), *counts)
     return grid
+
+
+def _architectures(found: Examination) -> Table:
+    """What the extensions with kernels of quantized layers hold, whatever the chip."""
+    from sparkquant.marlin.installation import core
+
+    cuda = found.installation.cuda if found.installation is not None else ()
+    held = ((Path(e.path).name.partition(".")[0], e) for e in cuda if core(e.path))
+    return rows((name, e.problem or " ".join(code.name for code in e.codes)) for name, e in held)
 
 
 def known_bad_text(known: Iterable[KnownBad], where: str, dated: str) -> Iterator[RenderableType]:
