@@ -295,6 +295,7 @@ def _weight_map(folder: Path) -> tuple[dict[str, str], list[Problem]]:
 
 def _loose_shards(folder: Path) -> list[str]:
     names = [entry.name for entry in folder.iterdir() if entry.suffix == ".safetensors"]
+    names = [name for name in names if not _is_other_form(name)] or names
     if not names:
         pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in PICKLES)
         found = f" (found {', '.join(pickles[:3])}: pickle files are never opened)" if pickles else ""
@@ -304,6 +305,11 @@ def _loose_shards(folder: Path) -> list[str]:
         what = f"{len(names)} shards without an index, whose names speak of {max(counts)}"
         raise CheckpointError(f"{folder}: {what}", hint="fetch the checkpoint again: a part of it is missing")
     return names
+
+
+def _is_other_form(name: str) -> bool:
+    """The same weights again under the vendor's own names, which loaders of this form never open."""
+    return re.fullmatch(r"consolidated(?:[-.].*)?\.safetensors", name) is not None
 
 
 def _read_shards(folder: Path, names: list[str]) -> tuple[dict[str, dict[str, TensorHeader]], list[Problem]]:
@@ -336,7 +342,7 @@ def _index_faults(
         Problem(name, f"stored in {owner[name]} but absent from the index") for name in owner if name not in weight_map
     ]
     unlisted = sorted({e.name for e in folder.iterdir() if e.suffix == ".safetensors"} - set(shards))
-    problems += [Problem(name, "a shard that the index does not name") for name in unlisted]
+    problems += [Problem(name, "a shard that the index does not name") for name in unlisted if not _is_other_form(name)]
     return problems
 
 

@@ -334,10 +334,12 @@ def _notes(
             f"config.json declares a draft head ({layout.mtp.config_key}), but the checkpoint has no {tensor}:"
             " it was lost before; speculative decoding with MTP will not work"
         )
-    if (
-        isinstance(checkpoint.config.get("vision_config"), Mapping)
-        and not {LayerClass.VISION, LayerClass.AUDIO} & present
-    ):
+    key = layout.mtp.config_key
+    undeclared = LayerClass.MTP in present and not layout.mtp.declared
+    if undeclared and (layout.mtp.by_index or key in checkpoint.text_config):
+        yield f"a draft head is stored, yet config.json says that there is none ({key}): engines stop or leave it out"
+    sees = isinstance(checkpoint.config.get("vision_config"), Mapping)
+    if sees and not {LayerClass.VISION, LayerClass.AUDIO} & present:
         yield "config.json declares a vision tower, but the checkpoint has none: the result cannot read images"
     head = recipe.schemes.get(LayerClass.LM_HEAD) is not None and not layout.tied_head
     if head and (reason := layout.never_quantized.get(LayerClass.LM_HEAD)):

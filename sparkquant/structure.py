@@ -12,20 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.completeness import (
-    TYPES,
-    absent_companions,
-    absent_experts,
-    absent_parts,
-    broken_layers,
-    incomplete_draft,
-    incomplete_tower,
-)
+from sparkquant.completeness import incomplete_draft, incomplete_tower
 from sparkquant.errors import Problem
 from sparkquant.formats.stored import modules_of
 from sparkquant.layers import LayerClass as C
 from sparkquant.layers import Layout, Placement
 from sparkquant.layouts import families_of
+from sparkquant.parts import TYPES, absent_companions, absent_experts, absent_parts, broken_layers, short_types
 from sparkquant.sizes import size_faults
 
 AGAIN = "fetch the checkpoint again: a part of it is missing"
@@ -73,7 +66,10 @@ def structure_faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping
 
 
 def _faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]) -> Iterator[Problem]:
-    yield from _architecture_faults(checkpoint.config, layout)
+    sees = any(placement.layer_class is C.VISION for placement in placements.values())
+    yield from _architecture_faults(checkpoint.config, layout, sees=sees)
+    if fault := short_types(checkpoint.text_config):
+        yield Problem("config.json", fault, "fetch config.json again: layers without a kind are not built")
     if not checkpoint.config.get("vision_config"):
         seeing = [name for name, placement in placements.items() if placement.layer_class is C.VISION]
         if seeing:
@@ -106,19 +102,23 @@ def _missing(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Pl
     yield from (Problem(name, what, AGAIN) for name in absent_companions(layout, text, placements))
 
 
-def _architecture_faults(config: Mapping[str, Any], layout: Layout) -> Iterator[Problem]:
+def _architecture_faults(config: Mapping[str, Any], layout: Layout, *, sees: bool) -> Iterator[Problem]:
+    if config.get("architectures") is not None and (fault := architecture_fault(config, layout, sees=sees)):
+        fit = [name for name in layout.architectures if not (sees and name.endswith("ForCausalLM"))]
+        yield Problem("config.json", fault, f"restore the class of the model, {' or '.join(fit)}")
+
+
+def architecture_fault(config: Mapping[str, Any], layout: Layout, *, sees: bool) -> str:
+    """Why the class that a config names does not load this family with its tower (`sees`); "" when it does.
+
+    A checkpoint that brings the code of its class is believed.
+    """
     found = config.get("architectures")
-    if found is None:
-        return
     if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], str) or not found[0].isidentifier():
-        what = f"architectures is {str(found)[:80]}, not a list with the name of one class"
-        yield Problem("config.json", what, "fetch config.json again: loaders choose the model's class by it")
-    elif fault := architecture_fault(found[0], config, layout):
-        yield Problem("config.json", fault, f"restore the class of the model, {' or '.join(layout.architectures)}")
-
-
-def architecture_fault(name: str, config: Mapping[str, Any], layout: Layout) -> str:
-    """Why a class does not load this family; "" when it does, or when the checkpoint brings the class's code."""
+        return f"architectures is {str(found)[:80]}, not a list with the name of one class"
+    name = found[0]
+    if sees and name.endswith("ForCausalLM") and name in layout.architectures:
+        return f"architectures names {name}, a text-only class, yet vision tensors are stored"
     if name in layout.architectures or isinstance(config.get("auto_map"), Mapping):
         return ""
     others = [family for family in families_of(name) if family != layout.family]

@@ -60,6 +60,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "config.architectures": Entry(
         "architectures names the class of the source, one that loads the family, a multimodal one for vision tensors"
     ),
+    "config.family": Entry("a layout knows the family: names, shapes and protected parts are judged", warns=True),
     "config.sizes": Entry("the widths, heads and expert counts in config.json are those of the stored weights"),
     # names by the engine's rules
     "rules.pattern": Entry("every pattern is a regular expression that can be matched in bounded time"),
@@ -79,6 +80,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "protected.targeted": Entry("no target reaches a protected module that is stored 16-bit"),
     "protected.unlisted": Entry("gates, vision and draft head are in the ignore list in engine spelling", warns=True),
     "mtp.missing": Entry("the draft head that config.json declares is stored, complete"),
+    "mtp.undeclared": Entry("a draft head that is stored is declared in config.json: engines leave it out", warns=True),
     "vision.missing": Entry("the vision tower that config.json declares is stored, complete"),
     "vision.undeclared": Entry("vision tensors come with a vision_config"),
     "head.missing": Entry("lm_head is stored unless it is tied to the embedding"),

@@ -11,6 +11,7 @@ from sparkquant.errors import CheckpointError
 from sparkquant.formats.declaration import ACTORDER, FORMAT, MALFORMED, UNSUPPORTED, Fault
 from sparkquant.layers import PROTECTED
 from sparkquant.layouts import layout_for
+from sparkquant.parts import short_types
 from sparkquant.report import Check
 from sparkquant.sizes import size_faults
 from sparkquant.verification.catalogue import finding, skipped
@@ -58,8 +59,13 @@ def _dtype(subject: Subject) -> Iterator[Check]:
 
 def _sizes(subject: Subject) -> Iterator[Check]:
     if subject.layout is None:
+        what = f"no layout knows model_type {str(subject.config.get('model_type'))[:80]!r}: much is not judged"
+        yield finding("config.family", what)
         yield from skipped("no layout knows this model_type", "config.sizes")
         return
+    if fault := short_types(subject.checkpoint.text_config):
+        same = subject.source is not None and subject.source.text_config == subject.checkpoint.text_config
+        yield finding("config.sizes", fault, inherited=same)
     shapes: dict[str, tuple[int, ...]] = {}
     schemes = readable_schemes(subject)
     for name, module in subject.modules.items():

@@ -23,8 +23,10 @@ def check_protected(subject: Subject) -> Iterator[Check]:
     """protected.*, mtp.*, vision.*, head.* and config.architectures"""
     yield from _architectures(subject)
     if subject.layout is None:
-        ids = ("protected.quantized", "protected.targeted", "protected.unlisted", "mtp.missing", "vision.missing",
-               "vision.undeclared", "head.missing", "head.tied_quantized", "head.tied_stored")  # fmt: skip
+        ids = (
+            "protected.quantized", "protected.targeted", "protected.unlisted", "mtp.missing", "mtp.undeclared",
+            "vision.missing", "vision.undeclared", "head.missing", "head.tied_quantized", "head.tied_stored",
+        )  # fmt: skip
         yield from skipped("no layout knows this model_type", *ids)
         return
     yield from _quantized(subject)
@@ -84,6 +86,12 @@ def _draft_head(subject: Subject) -> Iterator[Check]:
         text = subject.checkpoint.text_config
         missing = sorted(incomplete_draft(subject.layout, text, subject.modules, stored))
         inherited = subject.source is not None
+    rule = subject.layout.mtp
+    if stored and not rule.declared and (rule.by_index or rule.config_key in subject.checkpoint.text_config):
+        what = f"a draft head is stored, yet config.json says that there is none ({rule.config_key})"
+        # Engines leave a region of its own out; layers behind the last one stop them.
+        id = "tensors.layers" if rule.by_index else "mtp.undeclared"
+        yield finding(id, what, sorted(stored), inherited=bool(in_source))
     if missing:
         what = "the draft head is incomplete: speculative decoding drafts garbage or nothing"
         yield finding("mtp.missing", what, missing, inherited=inherited)
@@ -134,15 +142,17 @@ def _architectures(subject: Subject) -> Iterator[Check]:
         what = f"architectures is {str(named)[:100]}, the source has {str(wanted)[:100]}"
         yield finding("config.architectures", what, measured=str(named)[:200], expected=str(wanted)[:200])
         return
-    texts = [item for item in named if isinstance(item, str)] if isinstance(named, list) else []
     inherited = subject.source is not None
-    if not texts:
+    if not isinstance(named, list) or not named:
         what = "config.json names no model class"
         yield finding("config.architectures", what, measured=str(named)[:200], inherited=inherited)
-    elif subject.layout is not None and (fault := architecture_fault(texts[0], subject.config, subject.layout)):
-        expected = list(subject.layout.architectures)
-        yield finding("config.architectures", fault, measured=texts[0][:200], expected=expected, inherited=inherited)
-    elif any("visual." in name for name in subject.modules) and not texts[0].endswith("ForConditionalGeneration"):
-        what = f"{texts[0][:100]} is a text-only class, yet vision tensors are stored"
-        expect = "...ForConditionalGeneration"
-        yield finding("config.architectures", what, measured=texts[0][:200], expected=expect, inherited=inherited)
+    elif subject.layout is not None:
+        sees = bool(subject.of_class(LayerClass.VISION))
+        if fault := architecture_fault(subject.config, subject.layout, sees=sees):
+            expected = list(subject.layout.architectures)
+            yield finding(
+                "config.architectures", fault, measured=str(named)[:200], expected=expected, inherited=inherited
+            )
+    elif any("visual." in name for name in subject.modules) and str(named[0]).endswith("ForCausalLM"):
+        what = f"{str(named[0])[:100]} is a text-only class, yet vision tensors are stored"
+        yield finding("config.architectures", what, measured=str(named)[:200], inherited=inherited)

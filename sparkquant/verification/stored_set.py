@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparkquant.checkpoint import TensorHeader
-from sparkquant.completeness import absent_experts, broken_layers, layer_types
 from sparkquant.errors import CheckpointError
 from sparkquant.formats.stored import SCALE_DTYPES, StoredModule, StoredScheme
+from sparkquant.layers import LayerClass
+from sparkquant.parts import absent_experts, broken_layers, layer_types
 from sparkquant.report import Check
 from sparkquant.schemes import OutputTensor
 from sparkquant.verification.catalogue import finding, skipped
@@ -178,6 +179,7 @@ def _layers(subject: Subject) -> Iterator[Check]:
     """Layers of one type hold the same modules, and every expert is there."""
     layers = _by_layer(subject)
     missing: list[str] = []
+    beyond: list[str] = []
     for (_, region), members in _kinds(subject, layers).items():
         counts = Counter(leaf for index in members for leaf in layers[region][index])
         usual = {leaf for leaf, count in counts.items() if 2 * count > len(members)} or set(counts)
@@ -186,15 +188,26 @@ def _layers(subject: Subject) -> Iterator[Check]:
     for region, found in layers.items():
         if type(number) is int and 0 < number < 10_000 and _is_decoder(region):
             missing += [f"{region}.{index}" for index in range(number) if index not in found]
+            behind = [index for index in found if index >= number]
+            beyond += [f"{region}.{i}" for i in behind if not _is_draft(subject, f"{region}.{i}", found[i])]
     missing += absent_experts(_counted_experts(subject), subject.modules)
     if subject.layout is not None:
         broken = broken_layers(subject.layout, subject.checkpoint.text_config, subject.placements)
         missing += [place for place, _ in broken if place not in missing]
+    if beyond:
+        kept = [name for name in beyond if any(module.startswith(f"{name}.") for module in subject.source_modules)]
+        what = "stored behind the last layer that config.json counts: the engine finds no place for them"
+        yield finding("tensors.layers", what, beyond, inherited=len(kept) == len(beyond))
     if missing:
         kept = [name for name in missing if any(module.startswith(name) for module in subject.source_modules)]
         inherited = subject.source is not None and not kept
         what = "absent, though config.json or other layers of the type have it"
         yield finding("tensors.layers", what, missing, inherited=inherited)
+
+
+def _is_draft(subject: Subject, layer: str, leaves: Iterable[str]) -> bool:
+    """Whether a layer belongs to the draft head; of families that are not known, a layer behind the last may."""
+    return subject.layout is None or any(subject.class_of(f"{layer}.{leaf}") is LayerClass.MTP for leaf in leaves)
 
 
 _OUTSIDE = (".visual", ".encoder", "vision_tower", "audio_tower")

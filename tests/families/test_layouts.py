@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from sparkquant import layouts
 from sparkquant.engine.rules import VERSIONS
 from sparkquant.errors import CheckpointError, UnknownFamily
-from sparkquant.layers import ENGINES, PROTECTED, UNPROTECTABLE, LayerClass, Layout, classify, fusion_groups
+from sparkquant.layers import ENGINES, PROTECTED, UNPROTECTABLE, LayerClass, Layout, classify
 from sparkquant.layouts._indices import among, at_least, below
 from tests.families.configs import CASES, KIMI, MISTRAL4, family_of
 from tests.families.published import PUBLISHED
 from tests.families.shapes import shapes_of
+from tests.groups import fusion_groups
 
 NAMES = {case: shapes_of(config) for case, config in CASES.items()}
 LAYOUTS: dict[str, Layout] = {case: layouts.layout_for(config) for case, config in CASES.items()}
@@ -149,7 +150,7 @@ def test_linears_are_matrices_with_a_group_inside_one_layer_and_region(case: str
             assert placement.group
             assert placement.scale_group
     for group in fusion_groups(placements).values():
-        members = [placements[name] for name in group.members]
+        members = [placements[name] for name in group]
         assert len({p.layer for p in members}) == 1
         assert len({p.layer_class is LayerClass.MTP for p in members}) == 1
 
@@ -165,7 +166,7 @@ def test_ignored_modules_are_never_quantizable(case: str) -> None:
 
 def _group(case: str, member: str) -> set[str]:
     placements = classify(LAYOUTS[case], NAMES[case])
-    return set(fusion_groups(placements)[placements[member].group].members)
+    return fusion_groups(placements)[placements[member].group]
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,25 @@ def test_a_layer_of_another_kind_than_declared_is_named(case: str, family: Famil
         assert any(f"is {kind!r} by config.json" in str(fault) for fault in faults)
 
 
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("deepseek_v3", {"first_k_dense_replace": 2}),
+        ("deepseek_v3", {"first_k_dense_replace": 0}),
+        ("kimi_linear", {"first_k_dense_replace": 2}),
+        ("glm_moe_dsa", {"mlp_layer_types": ["sparse", "dense"]}),
+        ("lfm2_moe", {"num_dense_layers": 2}),
+        ("nemotron_h", {"hybrid_override_pattern": "MMM*"}),
+    ],
+)
+def test_kinds_of_mlps_are_those_of_the_config(case: str, fields: dict[str, Any], family: Family) -> None:
+    checkpoint, layout = _opened(case, family)
+    config = {**checkpoint.config, **fields}
+    whole = SimpleNamespace(config=config, text_config=config, tensors=checkpoint.tensors)
+    faults = structure_faults(whole, layout, classify(layout, checkpoint.tensors))  # type: ignore[arg-type]
+    assert any("by config.json, yet holds" in str(fault) for fault in faults)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_lost_tensor_is_missed(case: str, family: Family) -> None:
     checkpoint, layout = _opened(case, family)

@@ -120,6 +120,49 @@ def test_a_class_of_another_family_is_refused(name: str, what: str, tmp_path: Pa
     assert make_plan(Checkpoint.open(own), load_recipe("qwen-hybrid-w4a16")).decisions
 
 
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"layer_types": ["linear_attention"] * 3}, "names the kinds of 3 layers, num_hidden_layers is 4"),
+        ({"layer_types": ["full_attention"] + ["linear_attention"] * 3}, "is 'full_attention' by config.json"),
+        ({"layer_types": None, "full_attention_interval": 2}, "is 'full_attention' by config.json"),
+    ],
+)
+def test_kinds_of_layers_are_those_of_the_config(fields: dict[str, Any], what: str, tmp_path: Path) -> None:
+    def change(config: dict[str, Any], _: RawTensors) -> None:
+        text = config["text_config"]
+        text.update(fields)
+        for key in [key for key, value in fields.items() if value is None]:
+            del text[key]
+
+    assert any(what in fault for fault in refused(build("qwen3_5", tmp_path / "m", change=change)).values())
+
+
+def test_a_text_class_beside_a_tower_is_refused(tmp_path: Path) -> None:
+    folder = build("qwen3_5", tmp_path / "m", change=lambda config, _: config.update(architectures=[TEXT_CLASS]))
+    assert "a text-only class, yet vision tensors are stored" in refused(folder)["config.json"]
+
+
+TEXT_CLASS = "Qwen3_5ForCausalLM"
+
+
+def test_weights_in_the_vendors_own_form_are_left_aside(tmp_path: Path) -> None:
+    for shards in (1, 2):
+        folder = build("qwen3_5", tmp_path / f"m{shards}", shards=shards)
+        first = next(iter(folder.glob("*.safetensors")))
+        (folder / "consolidated.safetensors").write_bytes(first.read_bytes())
+        (folder / "consolidated-00001-of-00002.safetensors").write_bytes(first.read_bytes())
+        checkpoint = Checkpoint.open(folder)
+        assert not any("consolidated" in header.shard for header in checkpoint.tensors.values())
+        assert not any("consolidated" in name for name in checkpoint.side_files())
+
+
+def test_a_draft_head_that_the_config_denies_is_noted(tmp_path: Path) -> None:
+    folder = build("qwen3_5", tmp_path / "m", change=lambda c, _: c["text_config"].update(mtp_num_hidden_layers=0))
+    notes = make_plan(Checkpoint.open(folder), load_recipe("qwen-hybrid-w4a16")).notes
+    assert any("config.json says that there is none (mtp_num_hidden_layers)" in note for note in notes)
+
+
 def test_a_tower_that_is_not_stored_is_noted(tmp_path: Path) -> None:
     folder = build("qwen3_5", tmp_path / "m", change=without(r"model\.visual"))
     notes = make_plan(Checkpoint.open(folder), load_recipe("qwen-hybrid-w4a16")).notes

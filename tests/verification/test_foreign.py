@@ -17,9 +17,10 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CheckpointError
 from sparkquant.formats import dequantize, stored_modules
 from sparkquant.formats.compressed_tensors import declaration
-from sparkquant.reading import DTYPE_NAMES, read_tensor
+from sparkquant.reading import DTYPE_NAMES
 from sparkquant.verification.gate import verify
 from tests.checkpoints import RawTensors, build, read_raw, write_json, write_shards
+from tests.tensors import read_tensor
 from tests.verification.conftest import findings
 
 IGNORE = [
