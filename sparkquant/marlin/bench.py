@@ -10,6 +10,7 @@ never one number. Every width has a warm-up round that is dropped, then at least
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ PREFILL_TOKENS = 1024
 WARM_UP = 1
 MAX_TOKENS = 256
 MAX_MODEL_LEN = 4096
+PRIVATE = re.compile("KEY|TOKEN|SECRET|PASS|ROOT|PATH|DIR|CACHE|HOST|URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,11 @@ def _started(
 
 
 def _inherited() -> dict[str, str]:
-    """Variables of ours that the server has got, too."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("VLLM_")}
+    """Variables of ours that the server has got, too; places and secrets are nobody's business."""
+    return {
+        name: value for name, value in sorted(os.environ.items())
+        if name.startswith("VLLM_") and not PRIVATE.search(name)
+    }  # fmt: skip
 
 
 def _versions(engine: str) -> dict[str, str]:

@@ -125,7 +125,7 @@ class Client:
         given = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
         if not isinstance(given, list) or len(given) != len(row):
             return [], "the server sends no log probabilities of prompts"
-        positions = []
+        positions: list[Position] = []
         for number, entry in enumerate(given[1:], 1):
             values = {int(token): _number(value["logprob"]) for token, value in (entry or {}).items()}
             if not values or any(value is None or math.isnan(value) for value in values.values()):

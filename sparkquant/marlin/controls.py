@@ -89,7 +89,7 @@ class Observation:
 
     def findings(self, concurrency: int) -> dict[int, tuple[Finding, ...]]:
         """What is wrong with the answers, by number of the ask; errors of requests are found apart."""
-        found = {}
+        found: dict[int, tuple[Finding, ...]] = {}
         for number, answer in enumerate(self.answers.get(concurrency, ())):
             if answer.error.startswith("NaN"):
                 found[number] = (Finding(id="nan", what=answer.error),)

@@ -68,7 +68,7 @@ def prompts_of(
         text, kinds = _conversations(checkpoint, Path(path).expanduser(), rows, asks, room, thinking)
     else:
         found = load_rows(checkpoint, data, rows=max(rows, asks))
-        text = list(found.text)
+        text = [tuple(ids) for ids in found.text]
         halves = [Ask(kind="text", ids=tuple(ids[: min(len(ids) // 2, room)])) for ids in found.text]
         kinds = {"text": halves}
     chosen = [ask for every in kinds.values() for ask in spread(_distinct(every), -(-asks // len(kinds)))][:asks]

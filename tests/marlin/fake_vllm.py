@@ -363,6 +363,7 @@ def main() -> None:
     if FAULT == "slow":
         time.sleep(2)
     Handler.engine = engine
+    ThreadingHTTPServer.request_queue_size = 64
     server = ThreadingHTTPServer(("127.0.0.1", int(engine.given.port)), Handler)
     server.daemon_threads = True
     say(f"Starting vLLM server on http://127.0.0.1:{engine.given.port}", who="APIServer", file="api_server.py:616")

@@ -1,0 +1,166 @@
+"""The whole gate against a server process that is broken in a known way: the verdict names what is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparkquant.errors import EnvironmentMissing, UsageError
+from sparkquant.marlin.controls import Role
+from tests.marlin.serving import MARK, SOURCE, VLLM, gate, marked, variables
+
+
+def verdict(found: object) -> str:
+    return str(found.verdict.outcome)  # type: ignore[attr-defined]
+
+
+def test_a_sound_result_passes_with_all_runs(result: Path, tmp_path: Path) -> None:
+    record = tmp_path / "reference.json.gz"
+    with variables(**{MARK: str(tmp_path)}):
+        found = gate(result, tmp_path / "logs", save_reference=record)
+        assert marked(str(tmp_path)) == []
+    assert verdict(found) == "pass", found.verdict
+    assert set(found.seen) == set(Role)
+    assert "VLLM_MARLIN_USE_ATOMIC_ADD=1 changes nothing here" in found.preflight.atomic_add
+    document = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert document["conditions"]["capability"] == "12.1"
+    assert document["conditions"]["version"] == "0.25.1"
+    runs = document["runs"]
+    assert runs["candidate"]["environment"] == {"VLLM_MARLIN_USE_ATOMIC_ADD": "1"}
+    assert runs["atomic-off"]["environment"] == {"VLLM_MARLIN_USE_ATOMIC_ADD": "0"}
+    assert runs["eager"]["eager"] is True
+    assert runs["candidate"]["graphs"] is True
+    assert [kernel["kernel"] for kernel in runs["backend"]["kernels"]] == ["TritonW4A16LinearKernel"]
+    assert list(runs["concurrent"]["answers"]) == ["8"]
+    assert runs["drafting"]["acceptance"]["rates"][0] > 0.7
+    assert runs["candidate"]["kv_cache_tokens"] == 12_441_786
+    assert document["to_reference"]["candidate"]["kl"] < 0.01
+    for role in Role:
+        assert "Initializing a V1 LLM engine" in (tmp_path / "logs" / f"{role}.log").read_text()
+    # The same reference, from its record.
+    again = gate(result, tmp_path / "again", reference=None, reference_record=record, quick=True)
+    assert verdict(again) == "pass", again.verdict
+    assert again.reference == "record"
+    assert again.as_json()["to_reference"]["candidate"] == document["to_reference"]["candidate"]
+    other = {"reference": None, "reference_record": record, "rows": 3}
+    with pytest.raises(UsageError, match="other prompts"):
+        gate(result, tmp_path / "other", **other)
+
+
+QUICK = {
+    "kernel": "kernel-fault",
+    "checkpoint": "checkpoint-fault",
+    "concurrent": "kernel-fault",
+    "nan": "checkpoint-fault",
+    "crash": "kernel-fault",
+    "import": "environment-fault",
+    "machete": "kernel-fault",
+    "fallback": "kernel-fault",
+    "drafts": "checkpoint-fault",
+    "short-log": "inconclusive",
+    "no-graphs-log": "inconclusive",
+    "reference": "inconclusive",
+    "utf8": "checkpoint-fault",
+    "empty": "checkpoint-fault",
+    "bangs": "checkpoint-fault",
+}
+OFTEN = ("concurrent", "drafts", "import", "machete", "short-log")
+
+
+@pytest.mark.parametrize(
+    "fault", [fault if fault in OFTEN else pytest.param(fault, marks=pytest.mark.slow) for fault in QUICK]
+)
+def test_each_fault_gets_its_verdict(fault: str, result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", fault, quick=True)
+    assert verdict(found) == QUICK[fault], found.verdict
+    assert found.verdict.next
+    assert not found.ok
+    assert found.verdict.missing or verdict(found) != "inconclusive"
+
+
+def test_graphs_are_told_from_kernels_by_eager(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", "graphs")
+    assert verdict(found) == "execution-fault", found.verdict
+    assert "eager is right" in found.verdict.summary
+    assert any(item.where == "eager" and item.what.endswith("sound") for item in found.verdict.evidence)
+
+
+@pytest.mark.slow
+def test_atomic_adds_are_told_from_the_kernel(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", "atomic")
+    assert verdict(found) == "kernel-fault", found.verdict
+
+
+def test_a_server_that_never_answers_is_inconclusive_and_ended(result: Path, tmp_path: Path) -> None:
+    with variables(**{MARK: str(tmp_path)}):
+        found = gate(result, tmp_path / "logs", "hang", quick=True, start_limit=3.0)
+        assert marked(str(tmp_path)) == []
+    assert verdict(found) == "inconclusive"
+    assert "did not answer within 3 s" in found.verdict.summary
+
+
+def test_without_a_reference_nothing_passes(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", reference=None, quick=True)
+    assert verdict(found) == "inconclusive"
+    assert "a reference to compare with" in found.verdict.missing
+    assert "--reference SRC" in found.verdict.next
+
+
+def test_a_red_static_gate_starts_nothing(result: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(result, out)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_head"]
+    (out / "config.json").write_text(json.dumps(config))
+    found = gate(out, tmp_path / "logs")
+    assert verdict(found) == "checkpoint-fault"
+    assert found.seen == {}
+    assert not (tmp_path / "logs").exists()
+    assert found.verdict.next.startswith("sparkquant verify")
+
+
+def test_extra_words_come_last_and_win(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", quick=True, vllm_args=("--linear-backend", "machete"))
+    assert verdict(found) == "kernel-fault", found.verdict
+    assert "machete ran" in found.verdict.summary
+
+
+def test_a_soak_looks_again(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", quick=True, soak_seconds=1.0)
+    assert verdict(found) == "pass", found.verdict
+    assert found.soak["requests"] > 0
+    assert found.soak["broken"] == []
+    assert found.soak["host_bytes"][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "http://localhost:1", "server_log": "x"}, "--vllm starts one"),
+        ({"vllm": None, "url": "http://localhost:1"}, "answers and its log"),
+        ({"reference_record": "x"}, "either served or read"),
+        ({"vllm": None, "url": "http://localhost:1", "server_log": "x"}, "nothing is started"),
+        ({"reference": None, "save_reference": Path("x")}, "a served reference"),
+        ({"capability": "twelve"}, "12.1"),
+        ({"tp": 0}, "tp is 0"),
+        ({"max_tokens": 2040}, "no room"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, object], message: str, result: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        gate(result, tmp_path, **options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("vllm", ["/nowhere/vllm", "no-such-program serve", f"{SOURCE}/config.json"])
+def test_no_engine_is_an_environment_error(vllm: str, result: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMissing):
+        gate(result, tmp_path, vllm=vllm)
+
+
+def test_a_python_without_vllm_says_so(result: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMissing, match="No package metadata"):
+        gate(result, tmp_path, vllm=VLLM.split()[0])
