@@ -22,7 +22,7 @@ import sparkquant
 sparkquant.quantize({source!r}, {recipe!r}, {out!r}, method={method!r})
 """
 
-IMPORTS = "import sparkquant; sparkquant.quantize; import sparkquant.numerics.compiled"
+IMPORTS = "import sparkquant; sparkquant.quantize; import sparkquant.numerics.arrays"
 
 PEER = """
 from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme

@@ -40,9 +40,10 @@ from sparkquant.report import Report
 from sparkquant.requantizing import OLD_CONFIGS
 from sparkquant.restatement import Restated, dtype_name, group_arguments, restate
 from sparkquant.schemes import OutputTensor, Scheme
+from sparkquant.shard_writer import ShardWriter
 from sparkquant.source import as_path, locate
 from sparkquant.verification.gate import verify
-from sparkquant.writer import ShardWriter, StagedCheckpoint
+from sparkquant.writer import StagedCheckpoint
 
 RECIPROCAL_ERROR = 2.0**-22
 """Relative: a float32 reciprocal taken twice may be off by one unit in its last place."""

@@ -142,14 +142,6 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class FusionGroup:
-    """Tensors that the engine loads into one module: one scheme, one Hessian; `members` in checkpoint order."""
-
-    name: str
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MtpRule:
     """How a family declares its in-checkpoint draft head, and how its modules are told from the decoder's.
 
@@ -263,15 +255,6 @@ def classify(layout: Layout, names: Iterable[str], *, source: str = "the checkpo
             problems=unknown,
         )
     return placements
-
-
-def fusion_groups(placements: Mapping[str, Placement]) -> dict[str, FusionGroup]:
-    """Group the Linear tensors by the engine module that they are loaded into."""
-    members: dict[str, list[str]] = {}
-    for name, placement in placements.items():
-        if placement.rule.linear:
-            members.setdefault(placement.group, []).append(name)
-    return {group: FusionGroup(group, tuple(sorted(names))) for group, names in members.items()}
 
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

@@ -48,12 +48,6 @@ class ShardReader(ShardFiles):
         return raw.view(TORCH_DTYPES[header.dtype]).reshape(shape)
 
 
-def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    """One tensor in its stored dtype."""
-    with ShardReader(checkpoint) as reader:
-        return reader.read(name)
-
-
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor in row order, without a copy where it is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -17,10 +17,10 @@ import sparkquant
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CheckFailed, EnvironmentMissing, Resumable
 from sparkquant.formats import dequantize, stored_modules
-from sparkquant.reading import read_tensor
 from tests.backends.packages import needs, quantized, sabotaged
 from tests.checkpoints import read_raw
 from tests.cli.running import DEMO
+from tests.tensors import read_tensor
 
 Checkpoints = Callable[..., Path]
 AUTOROUND = {"name": "autoround", "iters": 1}

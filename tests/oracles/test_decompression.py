@@ -15,9 +15,9 @@ import sparkquant
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.formats import dequantize, stored_modules
 from sparkquant.formats.stored import StoredModule
-from sparkquant.reading import read_tensor
 from tests.checkpoints import RawTensors, hybrid_recipes
 from tests.execution.runs import Checkpoints
+from tests.tensors import read_tensor
 
 pytest.importorskip("compressed_tensors")
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from sparkquant import layouts
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CheckpointError, UnknownFamily, UnknownTensor
-from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass, Layout, classify, config_int, fusion_groups
+from sparkquant.layers import PROTECTED, UNPROTECTABLE, LayerClass, Layout, classify, config_int
 from tests.checkpoints import CONFIGS, config_of, shapes_of
 from tests.data import published
 from tests.data.shapes import Shapes, tensor_shapes
+from tests.groups import fusion_groups
 
 Case = tuple[dict[str, Any], Shapes]
 
@@ -118,7 +119,7 @@ def _group(case: str, member: str) -> set[str]:
     placements = classify(_layout(case), CASES[case][1])
     groups = fusion_groups(placements)
     parent, _, _ = member.rpartition(".weight")
-    found = {name.removesuffix(".weight") for name in groups[placements[member].group].members}
+    found = {name.removesuffix(".weight") for name in groups[placements[member].group]}
     assert parent in found or member in found
     return found
 
@@ -171,8 +172,8 @@ def test_delta_net_of_qwen3_next_is_one_tensor_per_module() -> None:
 def test_no_group_spans_two_regions(case: str) -> None:
     placements = classify(_layout(case), CASES[case][1])
     for group in fusion_groups(placements).values():
-        assert len({name.startswith("mtp.") for name in group.members}) == 1
-        assert len({placements[name].layer for name in group.members}) == 1
+        assert len({name.startswith("mtp.") for name in group}) == 1
+        assert len({placements[name].layer for name in group}) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
