@@ -70,6 +70,7 @@ def plan_loads(plan: Plan, version: str) -> Iterator[Load]:
             is_moe=is_moe,
             plain=reason,
             activation=plan.layout.activation,
+            groups=max((rule.groups for rule in rules if rule is not None), default=0),
         )
 
 

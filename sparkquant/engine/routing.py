@@ -26,6 +26,7 @@ class Load:
     label  layer class, or the module's leaf where no layout knows the model
     parts  [N, K] of each fused part; of experts: gate and up, then down, of one expert
     plain  why the version at hand loads the module in 16 bits only; "" when it takes a scheme
+    groups  how many equal groups its rows hold that ranks must share evenly; 0 is any
     activation  of experts: the function between their products, as config.json calls it
     """
 
@@ -39,6 +40,7 @@ class Load:
     form: Form = OURS
     plain: str = ""
     activation: str = ""
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,9 @@ def _routed(load: Load, version: str, tp: int, capability: str) -> tuple[Route, 
     size = (rows, -(-hidden // tp)) if load.row_parallel else (sum(-(-n // tp) for n, _ in load.parts), hidden)
     if load.plain:
         return Route("", None, load.plain), size
+    if load.groups % tp:
+        what = f"its rows hold {load.groups} groups, and the engine shards the scales of whole groups alone"
+        return Route("", None, what), size
     if load.row_parallel and hidden % tp:
         return Route("", None, f"k={hidden} does not divide over {tp} ranks"), size
     n, k = size

@@ -55,6 +55,7 @@ def _load(subject: Subject, group: str, members: list[str]) -> Load | None:
         is_moe=is_moe,
         form=Form(str(scheme.storage), scheme.inputs, scheme.per_tensor, _ordered(subject, first)),
         plain=plain,
+        groups=placement.rule.groups if placement is not None else 0,
         activation=subject.layout.activation if subject.layout is not None else "",
     )
 

@@ -66,6 +66,13 @@ def test_versions_differ_where_their_model_classes_do(
         assert "rules.engine" in seen(out, engine=version)
 
 
+@pytest.mark.parametrize(("case", "good"), [("nemotron_h", True), ("falcon_h1", False), ("zamba2", False)])
+def test_ranks_share_whole_groups_of_a_mamba_projection(case: str, good: bool, family: Family, tmp_path: Path) -> None:
+    out = _written(case, {"schemes": {"ssm.in": "fp8"}}, family, tmp_path / "out")
+    assert seen(out, tp=(1,)) == set()
+    assert seen(out, tp=(2,)) == (set() if good else {"rules.kernel"})
+
+
 def _edited(out: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     config = json.loads((out / "config.json").read_text())
     change(config["quantization_config"])

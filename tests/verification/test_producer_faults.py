@@ -176,7 +176,7 @@ CASES = [
     Case("auto-round", "config.undeclared", lambda d: d.block["extra_config"].update({DOWN: {"bits": 16}})),
     Case("auto-round", "rules.partial_ignore",
          lambda d: d.block["extra_config"].update({f"{L0}mlp.up_proj": {"bits": 16}})),
-    Case("auto-round", "tensors.shape", lambda d: d.block["extra_config"].update({DOWN: {"bits": 8}})),
+    Case("auto-round", "config.sizes tensors.shape", lambda d: d.block["extra_config"].update({DOWN: {"bits": 8}})),
     Case("auto-round", "protected.targeted", block(block_name_to_quantize="model.language_model.layers,mtp.layers")),
     Case("auto-round", "config.malformed", lambda d: d.block["extra_config"].update({"re:(": {"bits": 16}})),
     Case("auto-round", "config.scheme", reencoded(DOWN, fp8_tensor(inputs=True))),
