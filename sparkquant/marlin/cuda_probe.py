@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import sys
+import os
 from typing import Any
 
 MAJOR, MINOR, INTEGRATED, PROCESSORS, HOST_PAGE_TABLES = 75, 76, 18, 16, 100
@@ -54,4 +54,4 @@ def _device(library: Any, index: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(devices()) + "\n")
+    os.write(1, json.dumps(devices()).encode() + b"\n")
