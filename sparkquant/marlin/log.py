@@ -13,6 +13,7 @@ from sparkquant.marlin import log_facts as facts
 from sparkquant.marlin.log_lines import ANSI, FAMILIES, HEADER, KERNELS, NOTICES, PROCESS, SCHEMES, SGLANG_HEADER
 from sparkquant.marlin.log_trace import MAX_TEXT, Trace
 from sparkquant.marlin.server_log import End, Engine, KernelLine, Model, Notice, Phase, ServerLog, Speculation
+from sparkquant.marlin.verdict import Outcome
 
 MAX_LINE = 1 << 16
 """Characters of a line that are read; vLLM's own longest is about 5,000."""
@@ -94,14 +95,24 @@ class _Reader:
         if not facts.ARGUMENTS.search(message):
             return
         self.runs += 1
-        fatal = next((fault for fault in self.trace.faults() if fault.fatal), None)
         if self.runs > 1:
-            if fatal is not None:
-                self.earlier = Notice(
-                    id="restarted", fails=True, points=fatal.points, detail=fatal.id, line=fatal.line, text=fatal.text,
-                    meaning="the server had ended with a fault and was started again",
-                )  # fmt: skip
+            self.earlier = self._how_it_ended() or self.earlier
             self._reset()
+
+    def _how_it_ended(self) -> Notice | None:
+        """What a run that another one follows leaves behind, None when it ended in order."""
+        fatal = next((fault for fault in self.trace.faults() if fault.fatal), None)
+        if fatal is not None:
+            return Notice(
+                id="restarted", fails=True, points=fatal.points, detail=fatal.id, line=fatal.line, text=fatal.text,
+                meaning="the server had ended with a fault and was started again",
+            )  # fmt: skip
+        if "orderly" in self.seen:
+            return None
+        return Notice(
+            id="restarted", fails=True, points=Outcome.INCONCLUSIVE, detail="killed", line=self.number,
+            text="a new start", meaning="an earlier run in this log has no end: it was killed, and started again",
+        )  # fmt: skip
 
     def _raw(self, message: str, whole: str) -> None:
         """A line without a header: traces, uvicorn, shells, the exit of the process."""

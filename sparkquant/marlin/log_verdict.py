@@ -172,6 +172,7 @@ def _incomplete(
         missing.append("the end of the process: it may still run, or it was killed without a word")
     if log.truncated:
         missing.append("the rest of the last line")
+    missing += [notice.meaning for notice in log.failing if notice.points is Outcome.INCONCLUSIVE]
     if not missing:
         return None
     return Verdict(

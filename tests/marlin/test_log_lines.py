@@ -335,6 +335,10 @@ def test_the_last_of_several_runs_is_described_and_an_earlier_crash_is_kept() ->
     assert not log.fatal
     assert judge_log(log).outcome is Outcome.ENVIRONMENT_FAULT
     assert judged(OLD.run(MARLIN) + OLD.run(MARLIN)).outcome is Outcome.PASS
+    killed = "".join([*OLD.start(MARLIN), OLD.served()])
+    verdict = judged(killed + OLD.run(MARLIN))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "killed, and started again" in verdict.summary
 
 
 def test_secrets_are_not_kept() -> None:
