@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sparkquant.errors import SparkquantError
     from sparkquant.evaluation import Evaluation, evaluate, paired
     from sparkquant.execute import Quantized, quantize
+    from sparkquant.marlin.bench import bench
+    from sparkquant.marlin.bench_record import BenchRecord
+    from sparkquant.marlin.validate import validate
+    from sparkquant.marlin.validation import Validation
     from sparkquant.planning import plan
     from sparkquant.publishing import Publication, publish
     from sparkquant.recipe import Recipe
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from sparkquant.verification.gate import verify
 
 _HOMES = {
+    "BenchRecord": "marlin.bench_record",
     "Check": "report",
     "Converted": "conversion",
     "Evaluation": "evaluation",
@@ -38,6 +43,8 @@ _HOMES = {
     "Recipe": "recipe",
     "Report": "report",
     "SparkquantError": "errors",
+    "Validation": "marlin.validation",
+    "bench": "marlin.bench",
     "convert": "conversion",
     "diff": "comparison",
     "evaluate": "evaluation",
@@ -46,10 +53,12 @@ _HOMES = {
     "plan": "planning",
     "publish": "publishing",
     "quantize": "execute",
+    "validate": "marlin.validate",
     "verify": "verification.gate",
 }
 
 __all__ = [
+    "BenchRecord",
     "Check",
     "Converted",
     "Evaluation",
@@ -59,6 +68,8 @@ __all__ = [
     "Recipe",
     "Report",
     "SparkquantError",
+    "Validation",
+    "bench",
     "convert",
     "diff",
     "evaluate",
@@ -67,6 +78,7 @@ __all__ = [
     "plan",
     "publish",
     "quantize",
+    "validate",
     "verify",
     "version",
 ]
