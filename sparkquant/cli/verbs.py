@@ -31,7 +31,9 @@ RecipeOption = Annotated[
 MethodOption = Annotated[
     str | None,
     typer.Option(
-        "--method", metavar="rtn|mse|imatrix|gptq", help="How scales are chosen, instead of the recipe's own method."
+        "--method",
+        metavar="METHOD",
+        help="rtn, mse, imatrix, gptq, autoround, modelopt, llmcompressor; or {name: ..., option: ...}.",
     ),
 ]
 RanksOption = Annotated[
