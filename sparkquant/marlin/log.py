@@ -77,7 +77,11 @@ class _Reader:
     def feed(self, line: str) -> None:
         """One line."""
         self.number += 1
-        text = ANSI.sub("", line[:MAX_LINE]).rstrip("\r\n")
+        # Progress bars go back to the beginning of their line, and what comes next may share it with them.
+        for part in ANSI.sub("", line[:MAX_LINE]).rstrip("\r\n").split("\r"):
+            self._part(part)
+
+    def _part(self, text: str) -> None:
         if header := HEADER.match(text):
             self._restart(text[header.end() :])
             self.engine = Engine.VLLM

@@ -356,6 +356,14 @@ def test_colours_and_a_container_prefix_do_not_matter(dialect: Dialect) -> None:
     assert log.kv_cache_tokens == 1_234_567
 
 
+def test_a_line_that_follows_a_progress_bar_is_read() -> None:
+    bars = "".join(
+        f"\rCapturing CUDA graphs: {i:3}%|####      | {i}/100 [00:0{i % 10}<00:10, 4.2it/s]" for i in range(100)
+    )
+    log = read(OLD.run(MARLIN).replace("INFO 11-30 21:11:10 [loading.py", bars + "\rINFO 11-30 21:11:10 [loading.py"))
+    assert log.families("int") == ("marlin",)
+
+
 def test_families() -> None:
     names = {
         "MarlinNvFp4LinearKernel": "marlin", "BATCHED_MARLIN": "marlin", "CutlassFP8ScaledMMLinearKernel": "cutlass",
