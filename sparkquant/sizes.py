@@ -86,20 +86,31 @@ def size_faults(
     layout: Layout, placements: Mapping[str, Placement], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
     """Weights whose shape is none that config.json allows; `shapes` by the names of `placements`."""
+    by_layer = any(isinstance(value, list) for _, value in layout.sizes.values())
+    known: dict[tuple[str, int | None], list[frozenset[int] | None]] = {}
     for name, shape in shapes.items():
         placement = placements[name]
         formula = placement.rule.shape
         if not formula:
             continue
-        axes = [axis.strip() for axis in formula.split(",")]
+        key = formula, placement.layer if by_layer else None
+        axes = known.get(key)
+        if axes is None:
+            axes = known[key] = [_allowed(axis, layout.sizes, placement.layer) for axis in formula.split(",")]
         if len(axes) != len(shape):
             yield Problem(name, f"is {list(shape)}, not [{formula}]", HINT)
             continue
-        for axis, size in zip(axes, shape, strict=True):
-            allowed = [_value(term, layout.sizes, placement.layer) for term in axis.split("|")]
-            if None not in allowed and size not in allowed:
-                yield Problem(name, f"is {list(shape)}, yet config.json says {_said(axis, layout.sizes)}", HINT)
+        for axis, (allowed, size) in enumerate(zip(axes, shape, strict=True)):
+            if allowed is not None and size not in allowed:
+                said = _said(formula.split(",")[axis], layout.sizes)
+                yield Problem(name, f"is {list(shape)}, yet config.json says {said}", HINT)
                 break
+
+
+def _allowed(axis: str, sizes: Sizes, layer: int | None) -> frozenset[int] | None:
+    """The sizes that an axis may have; None when a letter of it is not known."""
+    values = [_value(term.strip(), sizes, layer) for term in axis.split("|")]
+    return None if None in values else frozenset(value for value in values if value is not None)
 
 
 HINT = "check that config.json and every shard belong to the same checkpoint"
@@ -122,5 +133,7 @@ def _value(formula: str, sizes: Sizes, layer: int | None) -> int | None:
 
 
 def _said(axis: str, sizes: Sizes) -> str:
-    letters = dict.fromkeys(f for term in axis.split("|") for p in term.split("+") for f in p.split("*") if f in sizes)
-    return ", ".join(f"{sizes[letter][0]} {str(sizes[letter][1])[:60]}" for letter in letters)
+    letters = dict.fromkeys(
+        factor for term in axis.strip().split("|") for part in term.split("+") for factor in part.split("*")
+    )
+    return ", ".join(f"{sizes[letter][0]} {str(sizes[letter][1])[:60]}" for letter in letters if letter in sizes)

@@ -130,6 +130,8 @@ def _incomplete_regions(
     checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]
 ) -> Iterator[Problem]:
     """Draft head and vision tower: all of it or nothing."""
+    if not any(placement.layer_class in (C.MTP, C.VISION) for placement in placements.values()):
+        return
     modules = modules_of(checkpoint.tensors)
     of_class: dict[C, set[str]] = defaultdict(set)
     for module, tensors in modules.items():

@@ -21,7 +21,8 @@ from sparkquant.planning import make_plan
 from sparkquant.recipe import Recipe, parse_recipe
 from sparkquant.recipe_files import load_recipe, recipe_folder, recipe_names
 from sparkquant.recipe_schema import recipe_schema
-from tests.data.published import write_headers
+from tests.data.published import QWEN3_5_27B, QWEN3_5_35B_A3B, QWEN3_NEXT_80B_A3B, write_headers
+from tests.data.shapes import tensor_shapes
 from tests.families.builders import build
 from tests.families.configs import CASES, family_of
 from tests.families.published import PUBLISHED
@@ -111,6 +112,21 @@ def test_parameters_of_published_models(name: str, published: Callable[[str], Ch
     assert sum(t.parameters for t in model) == PUBLISHED[name].parameters
     chosen = next(load_recipe(r) for r in OURS if layout.family in load_recipe(r).families)
     assert make_plan(checkpoint, chosen).totals["parameters"] == sum(t.parameters for t in checkpoint.tensors.values())
+
+
+QWEN_HYBRIDS = {
+    "27B": (QWEN3_5_27B, 27_781_427_952),
+    "35B-A3B": (QWEN3_5_35B_A3B, 35_951_822_704),
+    "Next-80B-A3B": (QWEN3_NEXT_80B_A3B, 79_674_391_296),
+}
+"""Published totals: of all tensors, for Qwen3-Next those of the model class (its draft head is not counted there)."""
+
+
+@pytest.mark.parametrize("name", ["27B", "35B-A3B", pytest.param("Next-80B-A3B", marks=pytest.mark.slow)])
+def test_parameters_of_published_qwen_hybrids(name: str, tmp_path: Path) -> None:
+    config, parameters = QWEN_HYBRIDS[name]
+    folder = write_headers(tmp_path / "m", config, tensor_shapes(config), shards=18)
+    assert make_plan(Checkpoint.open(folder), load_recipe("qwen-hybrid-w4a16")).totals["parameters"] == parameters
 
 
 def _guide() -> dict[str, list[str]]:
@@ -295,9 +311,9 @@ def test_a_version_may_be_spelled_as_a_package(engine: str, family: Family) -> N
 def test_quantize_refuses_what_the_engine_cannot_load(family: Family, tmp_path: Path) -> None:
     for engine in ("vllm==0.25.1", "0.26"):
         with pytest.raises(PlanError, match="short convolution without a quantization config"):
-            sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine=engine)
+            sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine=engine, method="mse")
         assert not (tmp_path / "out").exists()
-    made = sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine="vllm==0.33.0")
+    made = sparkquant.quantize(family("lfm2"), "lfm2-w4a16-conv", tmp_path / "out", engine="vllm==0.33.0", method="mse")
     assert made.report.ok
 
 
