@@ -244,5 +244,5 @@ def _require_free(hub: Hub, folder: Path, found: Publication) -> None:
     if unlike:
         raise UsageError(
             f"{hub.url}: the tag of this plan names another checkpoint (it differs in {unlike[0]})",
-            hint=f"publish to another repository, or remove the tag: hf repos tag delete {found.repository} {found.tag}",
+            hint=f"publish elsewhere, or remove the tag: hf repos tag delete {found.repository} {found.tag}",
         )
