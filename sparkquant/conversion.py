@@ -30,11 +30,13 @@ from sparkquant.conversion_repairs import (
 from sparkquant.decisions import Decision
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
 from sparkquant.events import Advanced, Finished, Listener, Started, ignore
+from sparkquant.evidence import FOLDER, checkpoint_digest, document_of
 from sparkquant.formats.stored import StoredModule
 from sparkquant.hfconfig import quantization_config
 from sparkquant.layers import Layout, classify
 from sparkquant.layouts import layout_for
 from sparkquant.planning import SHARD_BYTES
+from sparkquant.provenance import origin_of
 from sparkquant.reading import ShardReader, raw_bytes
 from sparkquant.report import Report
 from sparkquant.requantizing import OLD_CONFIGS
@@ -83,15 +85,18 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     *,
     source: str | os.PathLike[str] | None = None,
+    restart: bool = False,
     listener: Listener = ignore,
 ) -> Converted:
     """Re-emit the finished checkpoint `model` into the new folder `out`, repaired where that changes no number.
 
     source   the 16-bit checkpoint that it was made from: what was lost (draft head, vision tower, side files) or cast
              is taken from there
+    restart  discard what an interrupted run of another job left in `out`.partial
 
-    Raises CheckpointError with everything that cannot be said in compressed-tensors without rounding, and CheckFailed
-    when the repaired folder still fails a check of `verify`: then nothing appears.
+    A killed run goes on when it is called again. Raises CheckpointError with everything that cannot be said in
+    compressed-tensors without rounding, and CheckFailed when the repaired folder still fails a check of `verify`: then
+    nothing appears.
     """
     target = as_path(out)
     checkpoint = Checkpoint.open(locate_folder(model), strict=False)
@@ -109,13 +114,14 @@ def convert(
         restated = _restated(modules, reader)
         pieces = _pieces(repairs, modules, names, restated, reader)
         block = _block(repairs, names, restated, pieces)
-        with StagedCheckpoint(target, _job(checkpoint, original)) as staged:
+        with StagedCheckpoint(target, _job(checkpoint, original), restart=restart) as staged:
             _write(staged, pieces, listener)
             _write_files(staged, repairs, block)
             _require_equal(repairs, staged.path, modules, names, restated)
             staged.write_text("sparkquant/conversion.json", _record(repairs))
             report = verify(staged.path, source=None if original is None else original.path, listener=listener)
             _require_green(report, repairs)
+            _write_evidence(staged, repairs, report)
             staged.publish()
     return Converted(target, tuple(repairs.changes), Report(str(target), report.checks))
 
@@ -326,6 +332,20 @@ def _record(repairs: Repairs) -> str:
     """Who made the checkpoint, and everything that was changed."""
     producer = str(formats.quantization_of(repairs.checkpoint).get("quant_method"))
     return json.dumps({"producer": producer, "changes": repairs.changes}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _write_evidence(staged: StagedCheckpoint, repairs: Repairs, report: Report) -> None:
+    """Evidence of the conversion and of the checks; the shards' digests are those of the journal."""
+    digest = checkpoint_digest(staged.path, known=staged.digests)
+    made_of = origin_of(repairs.checkpoint.path)
+    beside = {} if repairs.original is None else {"original": origin_of(repairs.original.path)["source"]}
+    results = {
+        "convert": {"changes": repairs.changes},
+        "verify": {"ok": report.ok, "checks": report.as_json()},
+    }
+    for verb, result in results.items():
+        text = document_of(staged.path, verb, result, digest, inputs={**made_of, **beside, "level": "default"})
+        staged.write_text(f"{FOLDER}/{verb}.json", text)
 
 
 def _require_equal(

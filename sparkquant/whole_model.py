@@ -33,7 +33,7 @@ class Linear:
 
 def whole_model(checkpoint: Checkpoint, weights: StoredWeights, layout: Layout) -> nn.Module:
     """The text-only model with its weights. CheckpointError names every parameter that the checkpoint does not fill."""
-    model = _text_skeleton(checkpoint)
+    model: Any = _text_skeleton(checkpoint)
     stored = [(name, checkpoint.tensors[name]) for name in weights.names() if name in checkpoint.tensors]
     state = dict(model.state_dict())
     dtypes = {live_view(name, state, layout)[0]: _dtype(header.dtype) for name, header in stored}
@@ -41,9 +41,10 @@ def whole_model(checkpoint: Checkpoint, weights: StoredWeights, layout: Layout) 
         owner, _, leaf = name.rpartition(".")
         filled = nn.Parameter(torch.empty(parameter.shape, dtype=dtypes.get(name, torch.bfloat16)), requires_grad=False)
         setattr(model.get_submodule(owner), leaf, filled)
-    model.tie_weights()  # type: ignore[operator]
+    model.tie_weights()
     _fill(model, [name for name, _ in stored], weights, layout)
-    return model.eval()
+    whole: nn.Module = model.eval()
+    return whole
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -61,7 +62,8 @@ def _text_skeleton(checkpoint: Checkpoint) -> Any:
     config = transformers.AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False).get_text_config()
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    model_class = classes.get(type(config), None)
     if model_class is None:
         raise EnvironmentMissing(
             f"transformers {transformers.__version__} has no text-only class for {type(config).__name__}",

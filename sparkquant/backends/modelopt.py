@@ -37,7 +37,8 @@ def quantize(work: Work) -> Result:
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]  # the last match wins
     entries += [{"quantizer_name": name, "cfg": FORMATS[scheme.name]} for name, scheme in _quantizers(work).items()]
     with torch.no_grad():
-        model = mtq.quantize(work.model, {"quant_cfg": entries, "algorithm": work.options["algorithm"]}, None)
+        settings = {"quant_cfg": entries, "algorithm": work.options["algorithm"]}
+        model = mtq.quantize(work.model.to(work.device), settings, None)
     found = {name: module for name, module in model.named_modules() if _is_quantized(module)}
     _share_global_scales(work, found)
     return Result(frozenset(found), _stored(work, found))

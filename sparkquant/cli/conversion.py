@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sparkquant.cli.progress import progress
-from sparkquant.cli.shell import clean, write
+from sparkquant.cli.shell import clean, write, write_json
 
 
 def convert(
@@ -23,6 +23,9 @@ def convert(
         str | None,
         typer.Option("--source", metavar="BF16", help="The 16-bit checkpoint that it was made from."),
     ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard what an interrupted run left in OUT.partial.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Re-emit a finished checkpoint as compressed-tensors, repaired without changing a number.
@@ -40,9 +43,9 @@ def convert(
     from sparkquant.conversion import convert as run
 
     with progress() as listener:
-        made = run(checkpoint, out, source=source, listener=listener)
+        made = run(checkpoint, out, source=source, restart=restart, listener=listener)
     if as_json:
-        write(json.dumps(made.as_json(), indent=1, ensure_ascii=False) + "\n")
+        write_json(json.dumps(made.as_json(), indent=1, ensure_ascii=False) + "\n")
         return
     from sparkquant.cli.tables import shown_path, verdict, warnings
 

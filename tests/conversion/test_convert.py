@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sparkquant
+from sparkquant import evidence
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.conversion import Converted
 from sparkquant.errors import CheckFailed, CheckpointError, UsageError
@@ -329,6 +330,25 @@ def test_a_16_bit_checkpoint_and_a_quantized_source_are_usage_errors(tmp_path: P
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     made = produce(tmp_path, "modelopt mixed")
     assert digests(converted(made, tmp_path / "a").out) == digests(converted(made, tmp_path / "b").out)
+
+
+def test_evidence_of_the_conversion_belongs_to_the_result(tmp_path: Path) -> None:
+    made = produce(tmp_path, "gptq")
+    done = converted(made, tmp_path / "c")
+    found = evidence.read(done.out)
+    assert {verb for verb, record in found.items() if record.green} >= {"verify"}
+    assert found["convert"].freshness is evidence.Freshness.FRESH
+    assert found["convert"].result["changes"] == list(done.changes)
+
+
+def test_an_interrupted_run_of_another_job_is_kept_until_it_is_discarded(tmp_path: Path) -> None:
+    made = produce(tmp_path, "modelopt w4a16 nvfp4")
+    edited(made.out, _lose("mtp."))
+    with pytest.raises(CheckFailed):
+        converted(made, tmp_path / "c", source=False)
+    with pytest.raises(UsageError, match="belongs to another job"):
+        converted(made, tmp_path / "c")
+    is_good(sparkquant.convert(made.out, tmp_path / "c", source=made.source, restart=True).out, made.source)
 
 
 def test_a_divisor_is_the_exact_inverse_wherever_float32_has_one() -> None:
