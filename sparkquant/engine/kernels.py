@@ -234,6 +234,8 @@ def _experts(scheme: Scheme, hidden: int, inner: int, cc: tuple[int, int], versi
 
 def _integer_experts(scheme: Scheme, hidden: int, inner: int, version: str, form: Form) -> Route:
     """Experts that Marlin cannot take run in Triton, slower and without an error."""
+    if form.producer == "awq" and scheme.bits != 4:
+        return Route("", None, "AWQ experts are taken with 4 bits alone")
     slower = "`--moe-backend marlin` raises" if version == "0.33" else "slower, without an error"
     fault = integer_fault(scheme, form)
     group = scheme.group_size

@@ -99,6 +99,11 @@ def test_activation_orders(n: int, k: int, k_full: int, version: str, kernel: st
     assert why in taken.reason
 
 
+def test_awq_experts_have_four_bits() -> None:
+    assert route_experts(make_scheme("w8a16"), 2048, 768, form=Form("awq")).kernel == ""
+    assert route_experts(make_scheme("w4a16", symmetric=False), 2048, 768, form=Form("awq")).kernel == "Marlin MoE"
+
+
 def test_experts_in_an_activation_order_are_slower() -> None:
     taken = route_experts(W4, 2048, 768, form=Form("gptq", ordered=True))
     assert taken.kernel == "Triton MoE"
