@@ -68,8 +68,8 @@ def bench(
 
     \b
     Examples:
-      sparkquant bench Qwen3.5-27B-W4A16 --vllm /opt/vllm/bin/vllm --drafts 2 --out mtp.json
-      sparkquant bench OUT --url http://localhost:8000 --server-log FILE --capability 12.1 --hardware GB10 --env none
+      sparkquant bench OUT --vllm /opt/vllm/bin/vllm --drafts 2 --out mtp.json
+      sparkquant bench OUT --url URL --server-log FILE --hardware GB10 --env none
       sparkquant bench compare plain.json mtp.json
     """
     if target[0] == "compare":

@@ -42,7 +42,7 @@ def diagnose(
     \b
     Examples:
       sparkquant diagnose --server-log vllm.log
-      sparkquant diagnose Qwen3.5-27B-W4A16 --url http://localhost:8000 --server-log vllm.log --capability 12.1
+      sparkquant diagnose OUT --url URL --server-log FILE --capability 12.1
     """
     from sparkquant.marlin.diagnosis import diagnose as look
 

@@ -89,9 +89,9 @@ def validate(
 
     \b
     Examples:
-      sparkquant validate Qwen3.5-27B-W4A16 --reference Qwen3.5-27B --vllm /opt/vllm/bin/vllm
+      sparkquant validate OUT --reference SRC --vllm /opt/vllm/bin/vllm
       sparkquant validate OUT --reference-record bf16.json.gz --soak 2h
-      sparkquant validate OUT --url http://localhost:8000 --server-log server.log --reference-record bf16.json.gz
+      sparkquant validate OUT --url URL --server-log FILE --reference-record FILE
     """
     from sparkquant import evidence
     from sparkquant.marlin.validate import validate as run

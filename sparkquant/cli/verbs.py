@@ -151,7 +151,7 @@ def quantize(
     \b
     Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
-      sparkquant quantize LFM2-8B-A1B -r lfm2-w4a16-conv -o OUT --engine vllm==0.33.0
+      sparkquant quantize LFM2-8B-A1B -r lfm2-w4a16-conv -o OUT --engine 0.33
       sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration rows.json
     """
     from sparkquant.execute import quantize as run
