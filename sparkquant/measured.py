@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sparkquant.marlin.coherence import STRUCTURAL
 
@@ -129,6 +130,36 @@ class Controls(Measured):
     to_controls: Mapping[str, DistanceOf | None] = {}
     to_reference: Mapping[str, DistanceOf | None] = {}
     notes: tuple[str, ...] = ()
+
+
+class RoundsOf(Measured):
+    """See `sparkquant.marlin.bench_record.Measured`."""
+
+    rounds: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.rounds)
+
+
+class Throughput(Measured):
+    """What `bench` found; see `sparkquant.marlin.bench_record.BenchRecord`. `conditions` is the rest of the record."""
+
+    decode: Mapping[str, RoundsOf]
+    aggregate: Mapping[str, RoundsOf]
+    prefill: RoundsOf
+    first_token: RoundsOf
+    warnings: tuple[str, ...] = ()
+    conditions: Mapping[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_conditions(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        apart = {*cls.model_fields, "medians", "kind"}
+        return {**given, "conditions": {key: value for key, value in given.items() if key not in apart}}
 
 
 Record = TypeVar("Record", bound=Measured)

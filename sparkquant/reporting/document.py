@@ -10,6 +10,7 @@ from sparkquant.printable import clean, size
 from sparkquant.reporting.charts import bytes_chart, called
 from sparkquant.reporting.charts_compared import paired_table, tradeoff_chart
 from sparkquant.reporting.charts_quality import acceptance_chart, histogram_chart, layers_chart, positions_chart
+from sparkquant.reporting.charts_speed import speed_chart, timed
 from sparkquant.reporting.palette import scheme_codes, scheme_color
 from sparkquant.reporting.runs import conditions_table, control_chart, controlled, runs_table, verdict_table
 from sparkquant.reporting.sheet import Sheet
@@ -75,6 +76,7 @@ def document_of(sheets: Sequence[Sheet], *, draw: bool) -> Document:
         _quality(sheets, draw),
         _drafts(sheets, draw),
         _controls(sheets, draw),
+        _speed(sheets, draw),
         *_notes(sheets),
     ]
     return Document(title, lead, sections)
@@ -247,6 +249,18 @@ def _controls(sheets: Sequence[Sheet], draw: bool) -> Section:
     return Section(
         "controls", "Control runs", intro, [table for table in tables if table], [chart for chart in charts if chart],
         absent=absent,
+    )  # fmt: skip
+
+
+def _speed(sheets: Sequence[Sheet], draw: bool) -> Section:
+    found = speed_chart(sheets, draw=draw)
+    conditions = conditions_table(sheets, [(n, t.conditions) for n, t in timed(sheets)], "Conditions of the numbers")
+    warned = [f"{called(n, sheets)}: {clean(text)}" for n, told in timed(sheets) for text in told.warnings]
+    absent = _unmeasured(sheets, "throughput was", "bench", "throughput")
+    return Section(
+        "speed", "Throughput", "One stream and all streams together are different things, and never one number.",
+        [conditions] if conditions else [], [found] if found else [],
+        lists=[("What explains the numbers", warned)] if warned else [], absent=absent,
     )  # fmt: skip
 
 

@@ -118,9 +118,9 @@ def conditions_table(
 
 
 def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested conditions as (name, text); lists on one line."""
+    """Nested conditions as (name, text), lists on one line; variables of the environment keep their spelling."""
     for key, value in fields.items():
-        name = f"{prefix}{clean(key)}".replace("_", " ")
+        name = prefix + (clean(key) if str(key).isupper() else clean(key).replace("_", " "))
         if isinstance(value, Mapping):
             yield from flat(value, f"{name}, ")
         elif isinstance(value, list | tuple):

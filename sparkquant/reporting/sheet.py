@@ -15,7 +15,7 @@ from sparkquant.contents import Contents, contents_of
 from sparkquant.errors import CheckpointError, UnsupportedFormat, UsageError
 from sparkquant.events import Listener, ignore
 from sparkquant.evidence import PLAN, Evidence, Freshness, checkpoint_digest, read
-from sparkquant.measured import Controls, Measured, Quality, parsed
+from sparkquant.measured import Controls, Measured, Quality, Throughput, parsed
 from sparkquant.printable import clean
 from sparkquant.report import Status
 from sparkquant.source import local_path
@@ -55,7 +55,7 @@ class Sheet:
     contents   None when the quantization is of an unknown kind; `problems` says so
     recipe     name, summary and method of the recipe that it was made with; empty for other producers
     notes      of its plan
-    quality, controls  what fresh evidence shows; None where there is none
+    quality, controls, throughput  what fresh evidence shows; None where there is none
     problems   what could not be read
     """
 
@@ -68,6 +68,7 @@ class Sheet:
     notes: tuple[str, ...] = ()
     quality: Quality | None = None
     controls: Controls | None = None
+    throughput: Throughput | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -142,7 +143,8 @@ def _sheet(path: Path, name: str, listener: Listener) -> Sheet:
     return Sheet(
         name=name, digest=digest, model_type=clean(checkpoint.config.get("model_type")), contents=contents,
         evidence=evidence, recipe=recipe, notes=notes, quality=quality,
-        controls=_measured(Controls, "validate", evidence, problems), problems=tuple(problems),
+        controls=_measured(Controls, "validate", evidence, problems),
+        throughput=_measured(Throughput, "bench", evidence, problems), problems=tuple(problems),
     )  # fmt: skip
 
 
