@@ -215,7 +215,7 @@ def _quality(sheets: Sequence[Sheet], draw: bool) -> Section:
     found = [make(sheets, draw=draw) for make in (layers_chart, histogram_chart, positions_chart)]
     intro = (
         "KL says how far the predictions are from those of the source, in nats per token. The error by block is that of"
-        " the hidden states, relative to their size; block outputs of the same text, weights dequantized, no engine."
+        " the hidden states relative to their size. Both on the same text, weights dequantized, without an engine."
     )
     absent = _unmeasured(sheets, "quality was")
     return Section("quality", "What was lost", intro, charts=[chart for chart in found if chart], absent=absent)

@@ -123,7 +123,9 @@ def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         name = prefix + (clean(key) if str(key).isupper() else clean(key).replace("_", " "))
         if isinstance(value, Mapping):
             yield from flat(value, f"{name}, ")
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            yield from flat({str(number): item for number, item in enumerate(value, 1)}, f"{name} ")
         elif isinstance(value, list | tuple):
-            yield name, clean(" ".join(str(item) for item in value if not isinstance(item, Mapping))) or "–"
+            yield name, clean(" ".join(map(str, value))) or "–"
         else:
             yield name, _WORDS[value] if value is None or isinstance(value, bool) else clean(value)

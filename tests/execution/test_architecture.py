@@ -59,8 +59,8 @@ ONLY_SEEN_BY = {"cli": {"cli", "__main__"}, "execute": {"cli", "__init__"}}
 
 TORCH_FREE = (
     "planning", "decisions", "footprint", "comparison", "recipe", "recipe_files", "layouts", "engine", "checkpoint",
-    "source", "hfconfig", "report", "formats", "verification.gate", "cli", "evidence", "card", "publishing", "hub", "repository_recipe",
-    "repository_lint",
+    "source", "hfconfig", "report", "formats", "verification.gate", "reporting.document", "reporting.page", "cli",
+    "evidence", "card", "publishing", "hub", "repository_recipe", "repository_lint",
 )  # fmt: skip
 HEAVY = {"torch", "numba", "numpy", "transformers", "safetensors", "compressed_tensors", "huggingface_hub", "xxhash"}
 QUANTIZERS = {"llmcompressor", "auto_round", "modelopt", "gptqmodel", "awq", "torchao"}

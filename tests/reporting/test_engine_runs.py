@@ -90,7 +90,8 @@ def test_control_runs_with_their_conditions(copied: Callable[[str], Path]) -> No
     distances = cells(page, "Distances between runs")
     assert distances["candidate to eager"][0] == "1.0e-05"
     assert distances["reference to candidate"][:2] == ["0.01200", "0.00120"]
-    assert cells(page, "Conditions of the runs")["machine, driver"] == ["570"]
+    conditions = cells(page, "Conditions of the runs")
+    assert (conditions["machine, driver"], conditions["machine, gpus 1, name"]) == (["570"], ["x"])
 
 
 def test_several_checkpoints_share_the_charts(copied: Callable[[str], Path], mixed: Path) -> None:
