@@ -24,7 +24,7 @@ from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Decision, Plan
 from sparkquant.device import usable_device
-from sparkquant.errors import CheckFailed, EnvironmentMissing, Problem, Resumable, UsageError
+from sparkquant.errors import CheckFailed, EnvironmentMissing, Problem, Resumable, SparkquantError, UsageError
 from sparkquant.events import Listener, Said
 from sparkquant.layers import LayerClass
 from sparkquant.memory import available_bytes
@@ -69,9 +69,15 @@ def delegated_backend(
             listener(Said(f"{quantizer.title} {quantizer.version} runs in a process of its own; log: {folder}/log.txt"))
             _run(folder, quantizer, device, listener)
         outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-        if "error" in outcome:
-            raise EnvironmentMissing(f"{quantizer.title}: {outcome['error']}", hint="use a native method: mse, gptq")
-        _require_plan(quantizer, outcome, decisions)
+        try:
+            if "error" in outcome:
+                raise EnvironmentMissing(
+                    f"{quantizer.title}: {outcome['error']}", hint="use a native method: mse, gptq"
+                )
+            _require_plan(quantizer, outcome, decisions)
+        except SparkquantError:
+            (folder / "outcome.json").unlink()  # a later attempt must not find it
+            raise
         listener(Said(f"{quantizer.title}: {outcome['seconds']:,} s, peak memory {outcome['peak_rss'] >> 20:,} MiB"))
         yield PreparedBackend(folder), _record(plan, quantizer, outcome, decisions, device)
 

@@ -39,16 +39,16 @@ def quantize(work: Work) -> Result:
     _leave_norms()
     work.model.config._name_or_path = work.folder  # it reads the config of a model that it has in memory already
     rows = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row)).long()} for row in work.rows]
-    modifier = _modifier(work, groups)
+    modifiers = _modifiers(work, groups)
     oneshot(
         model=work.model,
-        recipe=[modifier],
+        recipe=modifiers,
         processor=_NoProcessor(),
         pipeline="sequential",
         dataset=DataLoader(rows, batch_size=None),  # type: ignore[arg-type]
     )
     names = [name for name, module in work.model.named_modules() if _is_quantized(module)]
-    unsolved = sorted(getattr(modifier, "_rtn_fallback_module_names", ()))
+    unsolved = sorted(getattr(modifiers[-1], "_rtn_fallback_module_names", ()))
     notes = {"rounded to nearest, their inputs being degenerate": unsolved} if unsolved else {}
     return Result(frozenset(names), _stored(work, frozenset(names)), notes)
 
@@ -94,15 +94,15 @@ def _arguments(scheme: Scheme, observer: str | None) -> dict[str, Any]:
     }
 
 
-def _modifier(work: Work, groups: dict[str, Any]) -> Any:
+def _modifiers(work: Work, groups: dict[str, Any]) -> list[Any]:
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
     if work.options["modifier"] == "gptq":
         # Only a static order is readable by every engine version.
         options = {"dampening_frac": work.options["dampening"], "actorder": "static"}
-        return GPTQModifier(config_groups=groups, ignore=[], **options)
-    return QuantizationModifier(config_groups=groups, ignore=[])
+        return [GPTQModifier(config_groups=groups, ignore=[], **options)]
+    return [QuantizationModifier(config_groups=groups, ignore=[])]
 
 
 def _share_global_scales(work: Work) -> None:

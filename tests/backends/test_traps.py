@@ -101,11 +101,10 @@ def test_a_smoothed_router_or_gate_would_be_reported(
         "from llmcompressor.modifiers.quantization import QuantizationModifier\n"
         "from llmcompressor.modifiers.transform.awq import AWQModifier\n"
         "from llmcompressor.pipelines.cache import IntermediatesCache\n"
-        "import llmcompressor.pipelines.cache as cache, torch\n"
-        "torch.Tensor.pin_memory = lambda self, *a, **k: self\n"
+        "IntermediatesCache.pin_memory = lambda self, *a, **k: None\n"
         "def awq(work, groups):\n"
         "    return [AWQModifier(duo_scaling=False, n_grid=4), QuantizationModifier(config_groups=groups, ignore=[])]\n"
-        "llmcompressor._modifier = awq"
+        "llmcompressor._modifiers = awq"
     )
     sabotaged(monkeypatch, adapter)
     with pytest.raises(CheckFailed) as raised:
