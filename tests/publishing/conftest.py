@@ -27,7 +27,7 @@ def demo_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated_once(demo_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Quantized and evaluated on a few rows by the command line. Copy it before editing."""
     out = tmp_path_factory.mktemp("evaluated") / "out"
-    assert invoke("quantize", demo_source, "-r", "qwen-hybrid-fp8", "-o", out).exit_code == 0
+    assert invoke("quantize", demo_source, "-r", "qwen-hybrid-fp8", "--method", "rtn", "-o", out).exit_code == 0
     result = invoke("evaluate", out, "--source", demo_source, "--rows", "2", "--tokens", "96")
     assert result.exit_code in (0, 7), result.stdout
     return out
