@@ -58,6 +58,20 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def in_group(group: int) -> list[int]:
+    """Processes of a process group that still run; what has ended and waits for its parent does not."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z" and int(fields[2]) == group:
+                found.append(int(entry.name))
+    return found
+
+
 def until(condition: Any, seconds: float = 30.0) -> bool:
     """Wait for it; whether it came true."""
     end = time.monotonic() + seconds
