@@ -73,8 +73,10 @@ def _request(line: str) -> str:
 
 
 def as_pattern(output: str) -> str:
-    """A regex of shown output: a line `...` stands for any lines."""
-    return "".join(r"(?:.*\n)*?" if line == "...\n" else re.escape(line) for line in output.splitlines(keepends=True))
+    """A regex of shown output: a line `...` stands for any lines, seconds for any number of seconds."""
+    lines = output.splitlines(keepends=True)
+    shown = "".join(r"(?:.*\n)*?" if line == "...\n" else re.escape(line) for line in lines)
+    return re.sub(r"\d+\\\.\d\\ s\b", r"[\\d.]+\\ s", shown)
 
 
 def run(words: list[str], cwd: Path) -> Any:
