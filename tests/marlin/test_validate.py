@@ -10,6 +10,7 @@ import pytest
 
 from sparkquant.errors import EnvironmentMissing, UsageError
 from sparkquant.marlin.controls import Role
+from sparkquant.marlin.server import Launch, Server
 from tests.marlin.serving import MARK, SOURCE, VLLM, gate, marked, variables
 
 
@@ -135,6 +136,21 @@ def test_a_soak_looks_again(result: Path, tmp_path: Path) -> None:
     assert found.soak["requests"] > 0
     assert found.soak["broken"] == []
     assert found.soak["host_bytes"][1] > 0
+
+
+def test_a_server_that_runs_is_judged_by_its_answers_and_its_log(result: Path, tmp_path: Path) -> None:
+    record, log = tmp_path / "reference.json", tmp_path / "server.log"
+    gate(result, tmp_path / "logs", quick=True, save_reference=record)
+    launch = Launch(tuple(VLLM.split()), (str(result), "--linear-backend", "marlin"), {}, log)
+    given = {"reference": None, "vllm": None, "server_log": log}
+    with Server(launch) as server:
+        assert server.wait_ready(30) == ""
+        alone = gate(result, tmp_path, url=server.url, **given)
+        found = gate(result, tmp_path, url=server.url, reference_record=record, max_tokens=64, **given)
+    assert verdict(alone) == "inconclusive"
+    assert verdict(found) == "pass", found.verdict
+    assert list(found.seen[Role.CANDIDATE].answers) == [1, 8]
+    assert any("no controls" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
