@@ -70,7 +70,7 @@ def _incomplete_nextn(text: Mapping[str, Any], decoder: Leaves, stored: set[str]
     missing: set[str] = set()
     for index in _indices(text.get("num_nextn_predict_layers"), max(decoder, default=-1) + 1, layers):
         leaves = layers.get(index, set())
-        alike = max(decoder.values(), key=lambda kind: (len(kind & leaves), len(kind)), default=set())
+        alike = max(decoder.values(), key=lambda kind: (len(kind & leaves), -len(kind)), default=set())
         missing |= {f"{parent}.{index}.{leaf}" for leaf in (alike | set(_NEXTN)) - leaves}
     return missing
 

@@ -56,7 +56,7 @@ _DECLARED: Mapping[str, frozenset[C]] = {
 _MLP_KINDS = {"dense": C.EXPERTS_GATE_UP, "sparse": C.MLP_GATE_UP}
 """What a layer of a declared kind of MLP does not hold."""
 
-TYPES = ("layer_types", "layers_block_type", "block_types", "attn_type_list", "hybrid_override_pattern")
+TYPES = ("layer_types", "layers_block_type", "attn_type_list", "hybrid_override_pattern")
 """Where a config lists the kind of every layer."""
 
 
@@ -109,10 +109,19 @@ def layer_types(text: Mapping[str, Any]) -> tuple[Any, ...]:
     listed = next((text[key] for key in TYPES if isinstance(text.get(key), list | str)), None)
     if type(number) is not int or not 0 < number <= MAX_LAYERS:
         return ()
+    pattern = text.get("block_types")
+    if listed is None and isinstance(pattern, list) and pattern:  # repeated over the layers
+        return tuple(pattern[index % len(pattern)] for index in range(number))
     every = text.get("full_attention_interval")
     if listed is None and type(every) is int and every > 0:
         return tuple("linear_attention" if (index + 1) % every else "full_attention" for index in range(number))
     return tuple(listed) if listed is not None and len(listed) == number else ()
+
+
+def shares_indexers(text: Mapping[str, Any]) -> bool:
+    """Whether some layers of sparse attention use the indexer of an earlier one, and have none."""
+    keys = ("indexer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")
+    return any(text.get(key) is not None for key in keys)
 
 
 def short_types(text: Mapping[str, Any]) -> str:

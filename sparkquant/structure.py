@@ -18,7 +18,15 @@ from sparkquant.formats.stored import modules_of
 from sparkquant.layers import LayerClass as C
 from sparkquant.layers import Layout, Placement
 from sparkquant.layouts import families_of
-from sparkquant.parts import TYPES, absent_companions, absent_experts, absent_parts, broken_layers, short_types
+from sparkquant.parts import (
+    TYPES,
+    absent_companions,
+    absent_experts,
+    absent_parts,
+    broken_layers,
+    shares_indexers,
+    short_types,
+)
 from sparkquant.sizes import size_faults
 
 AGAIN = "fetch the checkpoint again: a part of it is missing"
@@ -217,16 +225,20 @@ def _unlike_siblings(
     kinds: dict[tuple[Any, ...], list[tuple[str, int]]] = defaultdict(list)
     alike: dict[tuple[Any, ...], list[tuple[str, dict[str, str]]]] = defaultdict(list)
     components: dict[tuple[str, int], set[str]] = {}
+    sharing = shares_indexers(checkpoint.text_config)
     for place, names in layers.items():
         parts = _components(names)
-        said = _said(checkpoint, place[1])
+        hybrid = "mamba_decoder" in parts  # Zamba2 keeps a layer's own part one level deeper where a shared block runs
+        said = (*_said(checkpoint, place[1]), str(hybrid))
         components[place] = {
-            part for part, inner in parts.items() if not all(map(_varies, _placed(inner, placements)))
-        } - {""}
+            part
+            for part, inner in parts.items()
+            if part and not all(map(_varies, _placed(inner, placements))) and not (sharing and "indexer" in part)
+        }
         kinds[(place[0], _made_of(names, placements), said)].append(place)
         for part, inner in parts.items():
             made: Any = _made_of(inner if part else names, placements)
-            made = made if part else (made & _MIXERS if layout.family in _NORMS_BY_MIXER else "hybrid" in said)
+            made = made if part else (made & _MIXERS if layout.family in _NORMS_BY_MIXER else hybrid)
             kind = place[0], _NUMBER.sub("N", part), made
             alike[kind].append((f"{place[0]}.{place[1]}.{part}".rstrip("."), inner))
     for places in kinds.values():

@@ -11,7 +11,7 @@ from sparkquant.checkpoint import TensorHeader
 from sparkquant.errors import CheckpointError
 from sparkquant.formats.stored import SCALE_DTYPES, StoredModule, StoredScheme
 from sparkquant.layers import LayerClass
-from sparkquant.parts import absent_experts, broken_layers, layer_types
+from sparkquant.parts import absent_experts, broken_layers, layer_types, shares_indexers
 from sparkquant.report import Check
 from sparkquant.schemes import OutputTensor
 from sparkquant.verification.catalogue import finding, skipped
@@ -180,6 +180,10 @@ def _layers(subject: Subject) -> Iterator[Check]:
     layers = _by_layer(subject)
     missing: list[str] = []
     beyond: list[str] = []
+    if shares_indexers(subject.checkpoint.text_config):
+        for found in layers.values():
+            for leaves in found.values():
+                leaves -= {leaf for leaf in leaves if ".indexer." in leaf}
     for (_, region), members in _kinds(subject, layers).items():
         counts = Counter(leaf for index in members for leaf in layers[region][index])
         usual = {leaf for leaf, count in counts.items() if 2 * count > len(members)} or set(counts)
@@ -252,7 +256,8 @@ def _kinds(subject: Subject, layers: Mapping[str, Mapping[int, set[str]]]) -> di
                 mixer = str(types[index])
             routed = any(leaf.endswith(("mlp.gate", "mixer.gate")) or "experts." in leaf for leaf in leaves)
             borrowed = own_keys is not None and index >= own_keys  # keys and values of an earlier layer
-            whole_block = any(leaf.startswith("shared_transformer.") for leaf in leaves)  # Zamba2 stores it once
+            # Zamba2 stores a shared block once, and the own part of the layers that run it one level deeper.
+            whole_block = [any(leaf.startswith(part) for leaf in leaves) for part in ("shared_transformer.", "mamba_d")]
             kinds[(f"{mixer} {routed} {borrowed} {whole_block}", region)].append(index)
     return kinds
 

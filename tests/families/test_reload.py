@@ -55,7 +55,7 @@ def _served() -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", _served())
 def test_transformers_reads_the_result(case: str, family: Family, tmp_path: Path) -> None:
-    done = sparkquant.quantize(family(case), _recipe(case), tmp_path / "out")
+    done = sparkquant.quantize(family(case), _recipe(case), tmp_path / "out", method="mse")
     layout = layout_for(json.loads((family(case) / "config.json").read_text()))
     source, _ = load(family(case))
     result, report = load(done.out)

@@ -14,6 +14,8 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.layers import Layout, classify
 from sparkquant.layouts import families_of, family_names, layout_for
 from sparkquant.structure import structure_faults
+from sparkquant.verification.gate import verify
+from tests.families.builders import build
 from tests.families.configs import CASES, family_of
 from tests.families.published import PUBLISHED
 from tests.families.shapes import shapes_of
@@ -66,6 +68,41 @@ def test_kinds_may_be_named_as_newer_libraries_do(case: str, names: dict[str, st
     whole = SimpleNamespace(config=text, text_config=text, tensors=checkpoint.tensors)
     faults = structure_faults(whole, layout, classify(layout, checkpoint.tensors))  # type: ignore[arg-type]
     assert [str(fault) for fault in faults] == []
+
+
+def _more_layers(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """RecurrentGemma: the pattern of three kinds goes on."""
+    config["num_hidden_layers"] = 5
+    for name in list(tensors):
+        for old, new in ((0, 3), (1, 4)):
+            if f".layers.{old}." in name:
+                tensors[name.replace(f".layers.{old}.", f".layers.{new}.")] = tensors[name]
+
+
+def _indices_alone(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """Zamba2 as it was first published: no list of kinds."""
+    del config["layers_block_type"]
+
+
+def _shared_indexers(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """GLM: every second layer uses the indexer of the one before, and so does the draft layer."""
+    config["indexer_types"] = ["full", "shared"]
+    for name in [name for name in tensors if ".indexer." in name and ".layers.0." not in name]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [("recurrent_gemma", _more_layers), ("zamba2", _indices_alone), ("glm_moe_dsa", _shared_indexers)],
+)
+def test_forms_that_are_published_too_are_whole(
+    case: str, change: Callable[[dict[str, Any], dict[str, Any]], None], tmp_path: Path
+) -> None:
+    folder = build(case, tmp_path / "m", change=change)
+    checkpoint = Checkpoint.open(folder)
+    layout = layout_for(checkpoint.config)
+    assert _faults(checkpoint, layout, dict(checkpoint.tensors)) == []
+    assert "tensors.layers" not in {check.id for check in verify(folder, level="headers").failed}
 
 
 @pytest.mark.parametrize("case", ["qwen4_exp", "olmo_hybrid", "minimax", "bamba"])
