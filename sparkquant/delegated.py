@@ -137,7 +137,8 @@ def _run(folder: Path, quantizer: Quantizer, device: str, listener: Listener) ->
         try:
             assert child.stdout is not None
             for line in child.stdout:
-                listener(Said(f"{quantizer.title}: {json.loads(line)}"))
+                if line.startswith('"'):  # the rest is what a library printed before it was silenced
+                    listener(Said(f"{quantizer.title}: {json.loads(line)}"))
             early = child.stderr.read() if child.stderr is not None else ""
             child.wait()
         finally:

@@ -30,11 +30,15 @@ import sys, json, torch, transformers
 from auto_round import AutoRound
 if __name__ == "__main__":
     source, out, form = sys.argv[1:]
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    names = json.load(open(source + "/config.json"))["architectures"]
+    model = getattr(transformers, names[0]).from_pretrained(source, dtype=torch.bfloat16)
     keep = dict(bits=16, act_bits=16, data_type="float", act_data_type="float")
     names = [n for n, m in model.named_modules() if n.endswith(("in_proj_a", "in_proj_b", "lm_head"))]
-    rows = [{"input_ids": torch.arange(i, i + 64)[None] % 250, "attention_mask": None} for i in range(8)]
-    tuner = AutoRound(model, tokenizer=transformers.AutoTokenizer.from_pretrained(source), scheme="W4A16",
+    rows = [{"input_ids": torch.arange(i, i + 64)[None] % 250} for i in range(8)]
+    class Processor:
+        def save_pretrained(self, *args, **more): pass
+    tuner = AutoRound(model, tokenizer=transformers.AutoTokenizer.from_pretrained(source), processor=Processor(),
+                      scheme="W4A16",
                       layer_config={n: keep for n in names} | {"mtp": keep}, dataset=rows, nsamples=8, seqlen=64,
                       iters=1, batch_size=4, device_map="cpu", enable_torch_compile=False)
     print(json.dumps(str(tuner.quantize_and_save(out, format=form)[1])))

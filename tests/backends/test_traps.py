@@ -43,7 +43,9 @@ def global_scales(folder: Path, *parts: str) -> list[set[float]]:
 
 ALL_NVFP4 = {
     "name": "all-nvfp4", "summary": "NVFP4 on every decoder Linear", "families": ["qwen3_5", "qwen3_5_moe"],
-    "schemes": dict.fromkeys(("attention.qkv", "linear_attention.qkvz", "mlp.gate_up", "experts.gate_up"), "nvfp4a16"),
+    "schemes": dict.fromkeys(
+        ("attention.qkv", "linear_attention.qkvz", "mlp.gate_up", "experts.gate_up", "experts.down"), "nvfp4a16"
+    ),
 }  # fmt: skip
 
 
