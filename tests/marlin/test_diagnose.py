@@ -26,7 +26,7 @@ MARLIN = "Using MarlinLinearKernel for CompressedTensorsWNA16"
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("diagnose") / "out"
-    assert invoke("quantize", DEMO, "-r", "qwen-hybrid-w4a16", "-o", out).exit_code == 0
+    assert invoke("quantize", DEMO, "-r", "qwen-hybrid-w4a16", "--method", "mse", "-o", out).exit_code == 0
     return out
 
 
