@@ -36,7 +36,9 @@ def test_a_good_export_of_llm_compressor_passes(scheme: str, tmp_path: Path) -> 
     assert {check.id for check in report.failed} <= {"source.bytes"}
     assert all("norm" in name for check in report.failed for name in check.tensors)
     before, after = read_raw(DEMO), read_raw(made.out)
-    assert all(after[name] == value for name, value in before.items() if name in after and "norm" not in name)
+    kept = [name for name in before if after.get(name, ("F8",))[0][:2] != "F8" and "norm" not in name]
+    assert len([name for name in kept if name.startswith(("mtp.", "model.visual."))]) > 20
+    assert all(after[name] == before[name] for name in kept)
 
 
 @needs("llmcompressor")
@@ -64,7 +66,8 @@ def test_an_export_of_modelopt_lacks_its_draft_head_and_nothing_else(tmp_path: P
 @needs("autoround")
 @pytest.mark.parametrize("form", ["auto_round", "llm_compressor"])
 def test_an_export_of_autoround_is_read_and_mended(form: str, tmp_path: Path) -> None:
+    """Its compressed-tensors form targets every Linear and forgets to ignore the draft head."""
     out = autoround_export(DEMO, tmp_path / "out", form)
-    assert failed(out) == {}
+    assert set(failed(out)) == ({"protected.targeted"} if form == "llm_compressor" else set())
     made = sparkquant.convert(out, tmp_path / "mended", source=DEMO)
     assert failed(made.out, DEMO) == {}
