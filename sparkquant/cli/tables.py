@@ -207,9 +207,10 @@ def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _elsewhere(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """One line per other capability: how many modules run where."""
     for capability, rows in tables.items():
-        counts: Counter[str] = Counter()
+        by_size: dict[str, Counter[int]] = {}
         for row in rows:
-            counts[row["kernel"]] += row["count"]
+            by_size.setdefault(row["kernel"], Counter())[row["tp"]] += row["count"]
+        counts = Counter({kernel: max(found.values()) for kernel, found in by_size.items()})
         chip = f" ({CHIPS[capability]})" if capability in CHIPS else ""
         yield f"on {capability}{chip}: " + ", ".join(f"{kernel} {count:,}" for kernel, count in counts.most_common())
 

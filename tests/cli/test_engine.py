@@ -30,7 +30,7 @@ def test_a_plan_says_where_modules_will_run(big: Path) -> None:
     named = invoke("plan", big, "--engine", "vllm==0.28.0").stdout
     assert "Engine vllm==0.28.0" in named
     assert "by the rules of 0.26" in " ".join(named.split())
-    assert "on 9.0: Cutlass" in engine
+    assert "on 9.0: Humming 129, Cutlass 128" in engine
     hopper = invoke("plan", big, "-r", "qwen-hybrid-w4a16", "--engine", "0.25", "--capability", "9.0").stdout
     assert "Machete" in hopper
     assert "on 8.6" not in hopper
@@ -64,9 +64,11 @@ def test_a_refused_module_is_red(result: Path) -> None:
 
 def test_quantize_refuses_a_version_that_cannot_load_the_result(tmp_path: Path) -> None:
     source = build("qwen3_5_text", tmp_path / "source")
-    done = invoke("quantize", source, "-o", tmp_path / "out", "--engine", "vllm==0.25.1")
+    done = invoke("quantize", source, "--method", "mse", "-o", tmp_path / "out", "--engine", "vllm==0.25.1")
     assert done.exit_code == 2
     assert "the text-only class came later" in done.stderr
     assert not (tmp_path / "out").exists()
-    made = invoke("quantize", source, "-o", tmp_path / "out", "--engine", "vllm==0.33.0", "--method", "rtn")
+    made = invoke(
+        "quantize", source, "--method", "mse", "-o", tmp_path / "out", "--engine", "vllm==0.33.0", "--method", "rtn"
+    )
     assert made.exit_code == 0, made.stderr
