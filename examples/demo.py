@@ -38,7 +38,7 @@ def main() -> None:
     if result.exists():
         shutil.rmtree(result)
     sparkquant("plan", SOURCE, "-r", chosen.recipe)
-    sparkquant("quantize", SOURCE, "-r", chosen.recipe, "-o", result)
+    sparkquant("quantize", SOURCE, "-r", chosen.recipe, "--rows", "16", "-o", result)
     sparkquant("verify", result, "--source", SOURCE)
 
     print(f"\n{QUESTION}\n")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sparkquant.backends.solving import Knowledge
 from sparkquant.blocksolver import BlockRecord, BlockSolver
-from sparkquant.decisions import Decision, Plan
+from sparkquant.decisions import Decision, Plan, source_bytes
 from sparkquant.errors import CalibrationError
 from sparkquant.events import Advanced, Finished, Listener, Said, Started
 from sparkquant.layers import LayerClass
@@ -98,14 +98,15 @@ class Blockwise:
         """Quantize every block that is not done, then lm_head."""
         batches, store = self._start()
         self._exclude(batches, self.progress.excluded)
-        total = sum(len(row) for row in self._rows) * self._model.depth
-        self._listener(Started("calibrate", total))
+        sizes = [sum(map(source_bytes, self._layers.get(index, []))) for index in (*range(self._model.depth), None)]
+        self._listener(Started("calibrate", sum(sizes)))
         for index in range(self._model.depth):
             if index >= self.progress.blocks:
                 self._block(index, batches, store)
-            self._listener(Advanced("calibrate", total // self._model.depth, f"block {index}"))
+            self._listener(Advanced("calibrate", sizes[index], f"block {index}"))
         if not self.progress.finished:
             self._head(batches, store)
+        self._listener(Advanced("calibrate", sizes[-1], "lm_head"))
         self._listener(Finished("calibrate"))
 
     def _start(self) -> tuple[list[Batch], RowStore]:

@@ -59,6 +59,7 @@ def quantize(
     shard_bytes: int = SHARD_BYTES,
     restart: bool = False,
     calibration: str | os.PathLike[str] | None = None,
+    rows: int | None = None,
     allow: Sequence[str] = (),
     allow_requantize: bool = False,
     engine: str | None = None,
@@ -76,6 +77,7 @@ def quantize(
     restart  discard what an interrupted run of another job left in `out`.partial
     calibration, allow   for calibrated methods: a mix, conversations or rows of ids instead of the recipe's mix, and
              the refusals to lift (see `sparkquant.calibration.load_calibration`)
+    rows     at most so many calibration rows, instead of the recipe's number
     allow_requantize   let weights that are quantized in the source go below 8 bits (they are read dequantized)
     engine   the vLLM version ("vllm==0.33.0", "0.33") that must load the result; otherwise any that is known may
     device   where blocks of a calibrated method run (auto takes CUDA where there is one)
@@ -105,19 +107,19 @@ def quantize(
         listener(Said(note))
     options = _Options(restart, device, max_memory, listener)
     if not chosen.method.calibrated:
-        if calibration is not None:
+        if calibration is not None or rows is not None:
             raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
         return _run(plan, found, target, options, None)
     from sparkquant.calibration.loading import load_calibration  # pays for building its models
 
-    rows = load_calibration(
+    seen = load_calibration(
         calibration or calibration_of(chosen, found.checkpoint.path),
         found.checkpoint,
-        rows=None if calibration else chosen.calibration.rows,
+        rows=rows if rows is not None or calibration else chosen.calibration.rows,
         tokens=chosen.calibration.tokens,
         allow=allow,
     )
-    return _run(plan, found, target, options, rows)
+    return _run(plan, found, target, options, seen)
 
 
 def _require_apart(source: Path, target: Path) -> None:

@@ -135,6 +135,9 @@ def quantize(
             "--calibration", metavar="DATA", help="A mix, conversations or rows of ids, instead of the recipe's mix."
         ),
     ] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", min=1, help="At most N calibration rows, for a quick run.")
+    ] = None,
     allow: AllowOption = None,
     allow_requantize: RequantizeOption = False,
     device: Annotated[str, typer.Option("--device", help="Where calibrated methods run: auto, cpu, cuda.")] = "auto",
@@ -152,7 +155,8 @@ def quantize(
     Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
       sparkquant quantize LFM2-8B-A1B -r lfm2-w4a16-conv -o OUT --engine 0.33
-      sparkquant quantize Qwen3.5-27B -o OUT --method gptq --calibration rows.json
+      sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o OUT --calibration my-logs.jsonl
+      sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o OUT --method mse
     """
     from sparkquant.execute import quantize as run
 
@@ -168,6 +172,7 @@ def quantize(
             shard_bytes=shard_bytes,
             restart=restart,
             calibration=calibration,
+            rows=rows,
             allow=tuple(allow or ()),
             allow_requantize=allow_requantize,
             device=device,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sparkquant
-from sparkquant import blockwise, events
+from sparkquant import events
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CalibrationError, UsageError
 from sparkquant.memory import memory_plan

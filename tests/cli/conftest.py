@@ -29,6 +29,6 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo checkpoint, quantized by the command line. Copy it before editing."""
     out = tmp_path_factory.mktemp("quantized") / "out"
-    result = invoke("quantize", DEMO, "-r", "qwen-hybrid-w4a16", "-o", out)
+    result = invoke("quantize", DEMO, "-r", "qwen-hybrid-w4a16", "--method", "mse", "-o", out)
     assert result.exit_code == 0, result.stderr
     return out

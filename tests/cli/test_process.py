@@ -122,7 +122,7 @@ sparkquant.planning.plan = swallow
 
 def interrupted(out: Path) -> subprocess.CompletedProcess[str]:
     """`quantize` into many small shards, stopped by Ctrl-C after the third."""
-    arguments = command("quantize", DEMO, "-o", out, "--max-shard-size", "100KB")
+    arguments = command("quantize", DEMO, "--method", "mse", "-o", out, "--max-shard-size", "100KB")
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     with process:
         partial = out.with_name(f"{out.name}.partial")
@@ -206,7 +206,7 @@ def test_colours_on_a_terminal_only(big: Path) -> None:
 
 
 def test_progress_on_a_terminal_leaves_the_summary(tmp_path: Path) -> None:
-    text, code = on_terminal("quantize", DEMO, "-o", tmp_path / "out")
+    text, code = on_terminal("quantize", DEMO, "--method", "mse", "-o", tmp_path / "out")
     assert code == 0, text
     assert "vllm serve" in text
     assert (tmp_path / "out" / "config.json").is_file()

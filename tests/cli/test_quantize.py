@@ -27,10 +27,10 @@ def test_summary_names_size_verdict_and_next_step(tmp_path: Path) -> None:
 
 
 def test_json_is_one_document(tmp_path: Path) -> None:
-    result = invoke("quantize", DEMO, "-o", tmp_path / "out", "--json")
+    result = invoke("quantize", DEMO, "-r", "qwen-hybrid-fp8", "-o", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
     fields = json.loads(result.stdout)
-    made = plan(DEMO)
+    made = plan(DEMO, "qwen-hybrid-fp8")
     assert fields["out"] == str(tmp_path / "out")
     assert fields["plan"] == made.digest
     assert fields["totals"] == made.totals

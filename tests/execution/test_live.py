@@ -213,7 +213,7 @@ def test_a_model_without_a_folder_says_what_is_missing(
     config = transformers.AutoConfig.from_pretrained(source_of("text", checkpoints))
     config._name_or_path = ""
     model = transformers.Qwen3_5ForCausalLM(config).to(torch.bfloat16)
-    for call in (sparkquant.plan, lambda m: sparkquant.quantize(m, out=tmp_path / "out")):
+    for call in (sparkquant.plan, lambda m: sparkquant.quantize(m, out=tmp_path / "out", method="mse")):
         with pytest.raises(UsageError) as caught:
             call(model)
         assert str(caught.value) == (
@@ -269,7 +269,7 @@ def test_a_model_that_does_not_fit_its_folder_is_refused(
 ) -> None:
     model = load("text", CLASSES["text"])
     expected = damage(model)
-    for call in (sparkquant.plan, lambda m: sparkquant.quantize(m, out=tmp_path / "out")):
+    for call in (sparkquant.plan, lambda m: sparkquant.quantize(m, out=tmp_path / "out", method="mse")):
         with pytest.raises(UsageError) as caught:
             call(model)
         assert expected in str(caught.value)
@@ -280,7 +280,7 @@ def test_a_model_that_does_not_fit_its_folder_is_refused(
 @pytest.mark.parametrize("model", [None, 7, b"folder", ["folder"], {}])
 def test_what_is_no_model_is_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"a folder, a hub id or a torch module, not {type(model).__name__}"):
-        sparkquant.quantize(model, out=tmp_path / "out")
+        sparkquant.quantize(model, out=tmp_path / "out", method="mse")
 
 
 # The public names

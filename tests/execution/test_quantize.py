@@ -42,7 +42,7 @@ def test_the_plan_is_what_is_stored(kind: str, recipe: str, checkpoints: Checkpo
     source = source_of(kind, checkpoints)
     if quantizes_a_tied_head(kind, recipe):
         with pytest.raises(PlanError, match="lm_head: is tied to the embedding"):
-            sparkquant.quantize(source, recipe, tmp_path / "out")
+            sparkquant.quantize(source, recipe, tmp_path / "out", method="mse")
         assert list(tmp_path.iterdir()) == []
         return
     done = sparkquant.quantize(source, recipe, tmp_path / "out", method="rtn")
@@ -119,7 +119,7 @@ def test_the_record_repeats_the_job(kind: str, checkpoints: Checkpoints, tmp_pat
     for method in (None, "rtn"):
         first = sparkquant.quantize(source, "qwen-hybrid-w4a16", tmp_path / f"first {method}", method=method)
         recipe = first.out / "sparkquant" / "recipe.yaml"
-        second = sparkquant.quantize(source, recipe, tmp_path / f"second {method}")
+        second = sparkquant.quantize(source, recipe, tmp_path / f"second {method}", method="mse")
         assert (first.out / "sparkquant" / "plan.json").read_text() == first.plan.to_json() == second.plan.to_json()
         assert digests(first.out) == digests(second.out)
     written = (tmp_path / "first None" / "sparkquant" / "recipe.yaml").read_text()
@@ -127,9 +127,9 @@ def test_the_record_repeats_the_job(kind: str, checkpoints: Checkpoints, tmp_pat
 
 
 def test_the_result_is_refused_as_a_source(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    sparkquant.quantize(source_of("text", checkpoints), W4A16, tmp_path / "out")
+    sparkquant.quantize(source_of("text", checkpoints), W4A16, tmp_path / "out", method="mse")
     with pytest.raises(QuantizedSource, match="'compressed-tensors'"):
-        sparkquant.quantize(tmp_path / "out", W4A16, tmp_path / "again")
+        sparkquant.quantize(tmp_path / "out", W4A16, tmp_path / "again", method="mse")
     assert not (tmp_path / "again").exists()
 
 
@@ -172,8 +172,8 @@ def test_processes_threads_and_engines_agree_to_the_byte(
 def test_the_name_of_the_folders_leaves_no_trace(checkpoints: Checkpoints, tmp_path: Path) -> None:
     source = source_of("text", checkpoints)
     shutil.copytree(source, tmp_path / "other name")
-    sparkquant.quantize(source, W4A16, tmp_path / "one")
-    sparkquant.quantize(tmp_path / "other name", W4A16, str(tmp_path / "deep" / "two"))
+    sparkquant.quantize(source, W4A16, tmp_path / "one", method="mse")
+    sparkquant.quantize(tmp_path / "other name", W4A16, str(tmp_path / "deep" / "two"), method="mse")
     assert digests(tmp_path / "one") == digests(tmp_path / "deep" / "two")
 
 
@@ -186,8 +186,8 @@ def test_any_shard_size_holds_the_same_tensors(
     kind: str, shard_bytes: int, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     source = source_of(kind, checkpoints)
-    whole = sparkquant.quantize(source, W4A16, tmp_path / "whole")
-    cut = sparkquant.quantize(source, W4A16, tmp_path / "cut", shard_bytes=shard_bytes)
+    whole = sparkquant.quantize(source, W4A16, tmp_path / "whole", method="mse")
+    cut = sparkquant.quantize(source, W4A16, tmp_path / "cut", shard_bytes=shard_bytes, method="mse")
     assert read_raw(cut.out) == read_raw(whole.out)
     _index_is_right(cut.out, read_raw(cut.out))
     for shard in cut.plan.shards:
@@ -213,7 +213,9 @@ def test_fused_experts_in_slices_give_the_same_bytes(
 def test_progress_adds_up_to_the_source(checkpoints: Checkpoints, tmp_path: Path) -> None:
     for kind in BUILDS:
         seen: list[events.Event] = []
-        done = sparkquant.quantize(source_of(kind, checkpoints), W4A16, tmp_path / kind, listener=seen.append)
+        done = sparkquant.quantize(
+            source_of(kind, checkpoints), W4A16, tmp_path / kind, listener=seen.append, method="mse"
+        )
         phases = [event for event in seen if isinstance(event, events.Started) and event.phase == "quantize"]
         assert [phase.total_bytes for phase in phases] == [done.plan.totals["source_bytes"]]
         advanced = [e for e in seen if isinstance(e, events.Advanced) and e.phase == "quantize"]
@@ -264,11 +266,11 @@ def test_faults_come_before_any_work(checkpoints: Checkpoints, tmp_path: Path) -
     source = source_of("text", checkpoints)
     for out in (None, "", " "):
         with pytest.raises(UsageError, match="no output folder"):
-            sparkquant.quantize(source, W4A16, out)
+            sparkquant.quantize(source, W4A16, out, method="mse")
     with pytest.raises(UsageError):
-        sparkquant.quantize(source, W4A16, tmp_path / "out", shard_bytes=0)
+        sparkquant.quantize(source, W4A16, tmp_path / "out", shard_bytes=0, method="mse")
     with pytest.raises(UsageError):
-        sparkquant.quantize(source, W4A16, tmp_path / "out", tp=(3,))
+        sparkquant.quantize(source, W4A16, tmp_path / "out", tp=(3,), method="mse")
     with pytest.raises(UsageError):
         sparkquant.quantize(source, {**W4A16, "families": ["qwen3_next"]}, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -281,9 +283,9 @@ def test_the_output_may_not_lie_inside_the_source(checkpoints: Checkpoints, tmp_
     before = digests(tmp_path)
     for out in (tmp_path / "model" / "out", tmp_path / "link" / "deep" / "out"):
         with pytest.raises(UsageError, match="out lies inside the source"):
-            sparkquant.quantize(tmp_path / "model", W4A16, out)
+            sparkquant.quantize(tmp_path / "model", W4A16, out, method="mse")
     with pytest.raises(UsageError, match="model exists already"):
-        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "model")
+        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "model", method="mse")
     assert digests(tmp_path) == before
 
 
@@ -291,7 +293,7 @@ def test_a_relative_output_is_taken_from_here(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = sparkquant.quantize(source_of("text", checkpoints), W4A16, "a/b")
+    done = sparkquant.quantize(source_of("text", checkpoints), W4A16, "a/b", method="mse")
     assert done.out == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b" / "config.json").exists()
 
@@ -309,7 +311,7 @@ def test_a_side_file_that_cannot_come_along_is_refused_before_the_work(
         side.symlink_to(tmp_path / "secret.txt" if target == "outside" else "missing.txt")
     message = "is a link that leaves the checkpoint" if target == "outside" else "is no file that can be copied"
     with pytest.raises(CheckpointError, match=rf"notes\.txt {message}"):
-        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out")
+        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out", method="mse")
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -323,7 +325,7 @@ def test_side_files_come_along_from_subfolders_and_through_links(checkpoints: Ch
     (tmp_path / "model" / "out.partial.journal").write_text("of another job")
     (tmp_path / "model" / "journal.jsonl").write_text("{}")
     (tmp_path / "model" / ".cache").write_text("hidden")
-    done = sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out")
+    done = sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out", method="mse")
     assert (done.out / "linked.txt").read_text() == (done.out / "extra" / "vocab.txt").read_text() == "a\n"
     assert not (done.out / "linked.txt").is_symlink()
     assert (done.out / "sparkquant" / "plan.json").read_text() == done.plan.to_json()
@@ -340,7 +342,7 @@ def test_a_shard_that_shrinks_meanwhile_is_an_error_not_a_crash(checkpoints: Che
             os.truncate(shard, shard.stat().st_size // 2)
 
     with pytest.raises(CheckpointError, match=rf"{shard.name}: ends inside "):
-        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out", listener=shrink)
+        sparkquant.quantize(tmp_path / "model", W4A16, tmp_path / "out", listener=shrink, method="mse")
     assert not (tmp_path / "out").exists()
 
 
@@ -350,5 +352,5 @@ def test_a_red_check_publishes_nothing(
     red = sparkquant.Check("values.scale", Status.FAIL, "scale is zero", ("a.weight_scale",))
     monkeypatch.setattr("sparkquant.execute.verify", lambda *_, **__: sparkquant.Report("x", (red,)))
     with pytest.raises(CheckFailed, match=r"values\.scale: scale is zero"):
-        sparkquant.quantize(source_of("text", checkpoints), W4A16, tmp_path / "out")
+        sparkquant.quantize(source_of("text", checkpoints), W4A16, tmp_path / "out", method="mse")
     assert not (tmp_path / "out").exists()
