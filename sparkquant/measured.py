@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -140,7 +139,8 @@ class RoundsOf(Measured):
     @property
     def median(self) -> float:
         """Of the rounds."""
-        return statistics.median(self.rounds)
+        ordered, middle = sorted(self.rounds), len(self.rounds) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class Throughput(Measured):

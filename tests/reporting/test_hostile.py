@@ -74,7 +74,7 @@ def test_plans_and_records_are_text(copied: Callable[[str], Path]) -> None:
     assert page.root.text.count(ATTACK) >= 4
     markdown = report_on([hostile], form="md")
     assert "<script" not in markdown
-    assert not re.search(r"(?<!\\)\](javascript", markdown)
+    assert not re.search(r"(?<!\\)\]\(javascript", markdown)
     rows = [line for line in markdown.splitlines() if line.startswith("| recipe")]
     assert len(re.findall(r"(?<!\\)\|", rows[0])) == 3
 
