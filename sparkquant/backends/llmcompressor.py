@@ -37,11 +37,12 @@ def quantize(work: Work) -> Result:
     }
     _share_global_scales(work)
     _leave_norms()
-    work.model.config._name_or_path = work.folder  # it reads the config of a model that it has in memory already
+    model: Any = work.model
+    model.config._name_or_path = work.folder  # it reads the config of a model that it has in memory already
     rows = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row)).long()} for row in work.rows]
     modifiers = _modifiers(work, groups)
     oneshot(
-        model=work.model,
+        model=model,
         recipe=modifiers,
         processor=_NoProcessor(),
         pipeline="sequential",
@@ -59,7 +60,7 @@ class _NoProcessor:
 
 def patterns(targets: Sequence[Target]) -> list[str]:
     """Exact names, but for experts: one pattern for all of a layer, as thousands of names take hours to match."""
-    found = {}
+    found: dict[str, None] = {}
     for target in targets:
         match = _EXPERT.fullmatch(target.live)
         one = target.live if match is None else rf"re:{re.escape(match[1])}\d+{re.escape(match[2])}$"
@@ -115,7 +116,7 @@ def _share_global_scales(work: Work) -> None:
     def link(model: nn.Module) -> None:
         for group in groups:
             modules = [model.get_submodule(target.live) for target in group]
-            FusionHandler.fuse([(module.weight_observer, module) for module in modules])  # type: ignore[misc]
+            FusionHandler.fuse([(module.weight_observer, module) for module in modules])
 
     mixin.fuse_weight_observers = link
 
@@ -137,7 +138,7 @@ def _stored(work: Work, names: frozenset[str]) -> Iterator[tuple[str, str, Tenso
     for target in work.targets:
         if target.live not in names:
             continue
-        module = work.model.get_submodule(target.live)
+        module: Any = work.model.get_submodule(target.live)
         shape = tuple(module.weight.shape)
         compress_module(module)
         state = module.state_dict()
