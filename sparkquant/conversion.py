@@ -339,7 +339,7 @@ def _write_evidence(staged: StagedCheckpoint, repairs: Repairs, report: Report) 
     digest = checkpoint_digest(staged.path, known=staged.digests)
     made_of = origin_of(repairs.checkpoint.path)
     beside = {} if repairs.original is None else {"original": origin_of(repairs.original.path)["source"]}
-    results = {
+    results: dict[str, dict[str, Any]] = {
         "convert": {"changes": repairs.changes},
         "verify": {"ok": report.ok, "checks": report.as_json()},
     }

@@ -131,8 +131,10 @@ def _integers(module: StoredModule, reader: ShardReader) -> Restated | Problem:
     symmetric = bool((zeros == middle).all())
     scheme = replace(scheme, symmetric=symmetric)
     shape = module.shape
-    if shape is None or (reason := scheme.problem(shape)):
-        return Problem(module.name, reason if shape else "its codes are no matrix")
+    if shape is None:
+        return Problem(module.name, "its codes are no matrix")
+    if reason := scheme.problem(shape):
+        return Problem(module.name, reason)
     if not symmetric and scheme.bits == 8:
         return Problem(module.name, "has zero points with 8 bits, which Marlin takes with 4 alone")
     scales = module.tensors["scales"]
@@ -175,7 +177,8 @@ def _zero_points(module: StoredModule, reader: ShardReader) -> Tensor:
 def _unpacked(words: Tensor, bits: int, shifts: Any) -> Tensor:
     """Values [R, C] of int32 words [R, C * bits / 32]."""
     spread = words.unsqueeze(-1) >> torch.tensor(list(shifts), dtype=torch.int32)
-    return (spread & (2**bits - 1)).flatten(-2)
+    values: Tensor = (spread & (2**bits - 1)).flatten(-2)
+    return values
 
 
 def group_arguments(stored: StoredScheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
