@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from sparkquant.accept import Accept
 from sparkquant.checkpoint import read_json
 from sparkquant.drafting import NO_HEAD
 from sparkquant.errors import CheckpointError
-from sparkquant.recipe import Accept
 from sparkquant.recipe_files import load_recipe
 from sparkquant.report import Check, Status
 
