@@ -12,7 +12,7 @@ from sparkquant.errors import UsageError
 from sparkquant.marlin import log_facts as facts
 from sparkquant.marlin.log_lines import ANSI, FAMILIES, HEADER, KERNELS, NOTICES, PROCESS, SCHEMES, SGLANG_HEADER
 from sparkquant.marlin.log_trace import MAX_TEXT, Trace
-from sparkquant.marlin.server_log import End, Engine, KernelLine, Model, Notice, Phase, ServerLog, Speculation
+from sparkquant.marlin.server_log import End, Engine, Fault, KernelLine, Model, Notice, Phase, ServerLog, Speculation
 from sparkquant.marlin.verdict import Outcome
 
 MAX_LINE = 1 << 16
@@ -105,7 +105,7 @@ class _Reader:
 
     def _how_it_ended(self) -> Notice | None:
         """What a run that another one follows leaves behind, None when it ended in order."""
-        fatal = next((fault for fault in self.trace.faults() if fault.fatal), None)
+        fatal = next((fault for fault in self._faults() if fault.fatal), None)
         if fatal is not None:
             return Notice(
                 id="restarted", fails=True, points=fatal.points, detail=fatal.id, line=fatal.line, text=fatal.text,
@@ -206,6 +206,10 @@ class _Reader:
         if facts.STARTED.search(message) or facts.FIRED_UP.search(message):
             self.phase = Phase.SERVING
             self.seen.add("started")
+        if facts.STOPPING.search(message):
+            self.phase = Phase.SHUTDOWN
+        if facts.STOPPED.search(message):
+            self.seen.add("stopped")
 
     def _sizes(self, message: str) -> None:
         values = self.values
@@ -222,9 +226,12 @@ class _Reader:
         if most := facts.CONCURRENCY.search(message):
             values["max_model_len"], values["max_concurrency"] = facts.count(most[1]), float(most[2])
 
+    def _faults(self) -> tuple[Fault, ...]:
+        return self.trace.faults(stopped="stopped" in self.seen)
+
     def finish(self, *, truncated: bool) -> ServerLog:
         """All of it."""
-        values, faults = self.values, self.trace.faults()
+        values, faults = self.values, self._faults()
         version = values.get("version", "")
         dead = any(fault.fatal for fault in faults)
         end = End.FAILED if dead else End.ORDERLY if "orderly" in self.seen else End.NONE

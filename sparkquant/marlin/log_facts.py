@@ -63,6 +63,9 @@ ORDERLY = re.compile(
     r"|^INFO:\s+Application shutdown complete\.|^INFO:\s+Finished server process"
 )
 """Printed when a process ends by itself or on a signal that it heard; a killed one prints nothing."""
+STOPPED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
+"""vLLM's API server prints it in its signal handler alone: somebody ended it."""
+STOPPING = re.compile(rf"{STOPPED.pattern}|^\[shutdown\] EngineCore: trigger received signal=SIG\w{{1,8}}")
 REQUEST = re.compile(
     r"\"POST /(?:v1/\w|generate|inference)[^\"]{0,200}\" 200|SpecDecoding metrics: |JIT compilation during inference: "
     r"|Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s|Decode batch"

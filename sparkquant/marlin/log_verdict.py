@@ -163,7 +163,7 @@ def _incomplete(
     """An incomplete log proves nothing."""
     missing = list(log.missing)
     missing += [f"a kernel line for {scheme}" for scheme in wanted if not log.families(scheme)]
-    caught = [fault for fault in log.faults if not fault.fatal and fault.phase is not Phase.SERVING]
+    caught = [fault for fault in log.faults if not fault.fatal and fault.phase not in (Phase.SERVING, Phase.SHUTDOWN)]
     if caught:
         missing.append(f"the part of the start-up that failed and was skipped: {caught[0].text}")
     if not log.requests and not alive:

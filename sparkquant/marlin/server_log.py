@@ -65,12 +65,13 @@ class Notice(Noun):
 
 
 class Phase(StrEnum):
-    """How far the start-up had come when something happened."""
+    """How far a server had come when something happened; `shutdown` once it was told to end."""
 
     START = "start"
     LOAD = "load"
     WARM_UP = "warm-up"
     SERVING = "serving"
+    SHUTDOWN = "shutdown"
 
 
 class Fault(Noun):

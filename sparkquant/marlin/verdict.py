@@ -10,8 +10,9 @@ from sparkquant.marlin.noun import Noun
 
 class Outcome(StrEnum):
     """PASS            the path ran, and nothing that was looked at speaks against it
-    KERNEL_FAULT      another kernel ran than the one asked for, or kernels disagree on the same weights
-    EXECUTION_FAULT   eager is right, CUDA graphs (or concurrency) are wrong
+    KERNEL_FAULT      another kernel ran than the one asked for, kernels disagree on the same weights, or the same
+                      prompts are right alone and wrong among others (the documented Marlin fault on 12.x)
+    EXECUTION_FAULT   eager is right, CUDA graphs are wrong
     CHECKPOINT_FAULT  kernels agree with each other, and not with the reference; or the engine refuses the checkpoint
     ENVIRONMENT_FAULT an import error, no GPU, no memory: says nothing of kernel or checkpoint
     INCONCLUSIVE      an observable is missing
