@@ -6,19 +6,19 @@ from sparkquant.accept import Accept
 from sparkquant.marlin.noun import Noun
 
 CONTROL_KL = 0.01
-"""Nats between two runs on the same weights. On vLLM 0.25.1 and one H200 (sm_90) with a model of 32 M parameters, 16,352
-positions (tests/marlin/records): int4 to itself and to atomic adds off exactly 0, to Machete 0.00013, to eager 0.00016,
-among eight 0.00010; NVFP4 with FP8 to its run with drafts 0.00058, the most of all; random weights, two runs with atomic
-adds that act, 0.00028. The limit is 17 times the most, for models with more layers than that one's eight, and 1/12 of
-what a scale tensor that is three times too large costs (0.128)."""
+"""Nats between runs on the same weights. Measured with vLLM 0.25.1 on one H200 (sm_90), a model of 32 M parameters and
+16,352 positions (tests/marlin/records): int4 to itself and to atomic adds off exactly 0, to Machete 0.00013, to eager
+0.00016, among eight 0.00010; NVFP4 with FP8 to its run with drafts 0.00058, the most of all; random weights on which
+atomic adds act 0.00028 between equal runs. The limit is 17 times the most, because that model has eight layers, and a
+twelfth of what a scale tensor that is three times too large costs (0.128)."""
 FLOOR_FACTOR = 10.0
 """Controls may differ so many times as much as two runs of the same command do."""
 REFERENCE_KL = 0.1
 """Nats from the reference where the recipe sets no kl_mean. In the runs above: int4 0.0156, NVFP4 with FP8 0.0119,
 NVFP4 in the MLPs alone 0.0059, int4 with one scale tensor three times too large 0.128."""
 ACCEPTANCE_DROP = 0.2
-"""Share of drafts at the first position: of the reference 0.951, and over the quantized targets above 0.904 to 0.940; over
-one with a wrong scale tensor 0.917 (so it does not find those), and 0 with a draft head of noise."""
+"""Share of drafts at the first position. In the runs above: 0.951 with the reference, 0.904 to 0.940 with the results,
+0.917 with one scale tensor three times too large (so it does not find those), 0 with a draft head of noise."""
 ACCEPTANCE_SHARE, ACCEPTANCE_LEAST = 0.5, 0.2
 """A drafter below half of the reference's rate, or below a fifth, costs more than it brings."""
 FEWEST_DRAFTS = 50

@@ -19,7 +19,7 @@ from tests.marlin.serving import VLLM, variables
 
 def measured(out: Path, tmp_path: Path, *, fault: str = "", **options: Any) -> BenchRecord:
     given: dict[str, Any] = {
-        "vllm": VLLM, "capability": "12.1", "hardware": "imagined", "max_tokens": 48, "log": tmp_path / "bench.log",
+        "vllm": VLLM, "capability": "12.1", "hardware": "imagined", "max_tokens": 24, "log": tmp_path / "bench.log",
         **options,
     }  # fmt: skip
     with variables(FAKE_FAULT=fault, FAKE_TOKEN_SECONDS="0.001"):
@@ -43,7 +43,7 @@ def test_a_record_states_what_it_depends_on(record: BenchRecord) -> None:
     assert told["kv_cache_tokens"] == 12_441_786
     assert told["environment"]["VLLM_MARLIN_USE_ATOMIC_ADD"] == "1"
     assert told["versions"]["vllm"] == "0.25.1"
-    assert 0 < told["lengths"]["output"] <= 48
+    assert 0 < told["lengths"]["output"] <= 24
     assert any("tokens per step by drafting" in warning for warning in told["warnings"])
 
 
@@ -66,6 +66,7 @@ def test_two_rounds_and_nan_make_no_record(record: BenchRecord) -> None:
         make_record({**fields, "acceptance": {}})
 
 
+@pytest.mark.slow
 def test_a_server_at_a_url_needs_its_log_and_its_environment(result: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     launch = Launch(tuple(VLLM.split()), (str(result),), {"FAKE_HITS": "0.4", "FAKE_QUERIES": "1"}, log)

@@ -211,12 +211,12 @@ def test_a_broken_checkpoint_is_the_suspect(quantized: Path, tmp_path: Path) -> 
     ("mode", "kind"),
     [
         ("sound", Kind.COHERENT),
-        ("strict", Kind.COHERENT),
+        pytest.param("strict", Kind.COHERENT, marks=pytest.mark.slow),
         ("garbage", Kind.BROKEN),
         ("concurrent", Kind.CONCURRENT),
-        ("unstable", Kind.UNSTABLE),
-        ("nan", Kind.BROKEN),
-        ("errors", Kind.SILENT),
+        pytest.param("unstable", Kind.UNSTABLE, marks=pytest.mark.slow),
+        pytest.param("nan", Kind.BROKEN, marks=pytest.mark.slow),
+        pytest.param("errors", Kind.SILENT, marks=pytest.mark.slow),
     ],
 )
 def test_symptoms_of_real_servers(serve: Callable[[str], str], mode: str, kind: Kind) -> None:
@@ -234,6 +234,7 @@ def test_corruption_among_concurrent_requests_alone_is_a_kernel_fault(
     assert "right alone" in found.verdict.summary
 
 
+@pytest.mark.slow
 def test_garbage_from_a_sound_checkpoint_asks_for_a_control(
     serve: Callable[[str], str], quantized: Path, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_garbage_from_a_sound_checkpoint_asks_for_a_control(
     assert found.verdict.next.endswith("--linear-backend triton")
 
 
+@pytest.mark.slow
 def test_a_sound_server_is_told_to_measure_quality(
     serve: Callable[[str], str], quantized: Path, tmp_path: Path
 ) -> None:
@@ -256,6 +258,7 @@ def test_a_sound_server_is_told_to_measure_quality(
     assert "sparkquant evaluate" in found.verdict.next
 
 
+@pytest.mark.slow
 def test_a_url_alone_leaves_kernel_and_checkpoint_open(serve: Callable[[str], str]) -> None:
     found = diagnose(url=serve("sound"))
     assert found.verdict.outcome is Outcome.INCONCLUSIVE

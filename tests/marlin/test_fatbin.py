@@ -45,6 +45,7 @@ def test_fat_binaries_of_the_real_compiler(tmp_path: Path, name: str, holds: lis
     assert [code.name for code in found.codes] == holds
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="nvcc is not installed: the recorded fat binaries stand for it"
 )

@@ -23,7 +23,9 @@ def started(result: Path, tmp_path: Path, fault: str) -> subprocess.Popen[str]:
     )  # fmt: skip
     extra = {"FAKE_FAULT": fault, MARK: str(tmp_path), "FAKE_TOKEN_SECONDS": "0.02"}
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(extra)
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(extra),
+        # A shell's background job ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     # Itself, and a keeper and a server for each of two runs.
     assert until(lambda: len(marked(str(tmp_path))) >= 5, 90), process.poll()
@@ -34,7 +36,7 @@ def started(result: Path, tmp_path: Path, fault: str) -> subprocess.Popen[str]:
     ("number", "fault"),
     [
         (signal.SIGINT, ""),
-        (signal.SIGKILL, "stubborn"),
+        pytest.param(signal.SIGKILL, "stubborn", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "orphan", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "hang", marks=pytest.mark.slow),
     ],

@@ -224,6 +224,34 @@ def test_the_two_benchmarks_compare() -> None:
     assert "decode edit, tok/s" in shown.stdout
 
 
+README = (RECORDS.parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in VERDICTS if name != FIRST])
+def test_the_readme_states_what_was_measured(name: str) -> None:
+    told = record(name)
+    (row,) = re.findall(rf"^\| `{name}`[^|]*\|(.*)$", README, re.MULTILINE)
+    verdict, kernel, kl, drafts, _ = (cell.strip() for cell in row.strip("|").split("|"))
+    assert verdict == told["verdict"]["outcome"]
+    ran = {found["kernel"].removesuffix("LinearKernel") for found in told["runs"]["candidate"]["kernels"]}
+    assert all(any(short in long for long in ran) for short in re.findall("Marlin|Machete|Cutlass", kernel))
+    assert kl == f"{told['to_reference']['candidate']['kl']:.4f}"
+    assert drafts == ", ".join(f"{rate:.1%}" for rate in told["runs"]["drafting"]["acceptance"]["rates"])
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_the_readme_states_what_the_benchmarks_gave(k: int) -> None:
+    found = load_record(RECORDS / f"bench-k{k}" / "record.json")
+    names = ("| one stream, ", "| 2, 4, 8 streams", "| prefill", "| first token", "| KV cache |")
+    rows = [row for row in re.findall(r"^\| .*$", README, re.MULTILINE) if row.startswith(names)]
+    shown = [row.strip("|").split("|")[1 + k // 2].strip() for row in rows]
+    spread = [f"{m.median:,.0f} ({min(m.rounds):,.0f} to {max(m.rounds):,.0f})"
+              for m in (found.decode["edit"], found.decode["fresh"], found.prefill)]  # fmt: skip
+    together = ", ".join(f"{found.aggregate[width].median:,.0f}" for width in ("2", "4", "8"))
+    first = f"{1000 * found.first_token.median:.1f} ms"
+    assert shown == [*spread[:2], together, spread[2], first, f"{found.kv_cache_tokens:,} tokens"]
+
+
 def test_nothing_of_a_machine_is_kept() -> None:
     for path in sorted(RECORDS.rglob("*")):
         if path.is_file():

@@ -69,7 +69,8 @@ QUICK = {
     "empty": "checkpoint-fault",
     "bangs": "checkpoint-fault",
 }
-OFTEN = ("concurrent", "drafts", "import", "machete", "short-log")
+OFTEN = ("concurrent", "drafts", "import", "short-log")
+"""One of each outcome; test_records.py has real runs of the others, too."""
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,7 @@ def test_each_fault_gets_its_verdict(fault: str, result: Path, tmp_path: Path) -
     assert found.verdict.missing or verdict(found) != "inconclusive"
 
 
+@pytest.mark.slow
 def test_graphs_are_told_from_kernels_by_eager(result: Path, tmp_path: Path) -> None:
     found = gate(result, tmp_path / "logs", "graphs")
     assert verdict(found) == "execution-fault", found.verdict
@@ -96,6 +98,7 @@ def test_atomic_adds_are_told_from_the_kernel(result: Path, tmp_path: Path) -> N
     assert verdict(found) == "kernel-fault", found.verdict
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_inconclusive_and_ended(result: Path, tmp_path: Path) -> None:
     with variables(**{MARK: str(tmp_path)}):
         found = gate(result, tmp_path / "logs", "hang", quick=True, start_limit=3.0)
@@ -104,6 +107,7 @@ def test_a_server_that_never_answers_is_inconclusive_and_ended(result: Path, tmp
     assert "did not answer within 3 s" in found.verdict.summary
 
 
+@pytest.mark.slow
 def test_without_a_reference_nothing_passes(result: Path, tmp_path: Path) -> None:
     found = gate(result, tmp_path / "logs", reference=None, quick=True)
     assert verdict(found) == "inconclusive"
@@ -124,12 +128,14 @@ def test_a_red_static_gate_starts_nothing(result: Path, tmp_path: Path) -> None:
     assert found.verdict.next.startswith("sparkquant verify")
 
 
+@pytest.mark.slow
 def test_extra_words_come_last_and_win(result: Path, tmp_path: Path) -> None:
     found = gate(result, tmp_path / "logs", quick=True, vllm_args=("--linear-backend", "machete"))
     assert verdict(found) == "kernel-fault", found.verdict
     assert "machete ran" in found.verdict.summary
 
 
+@pytest.mark.slow
 def test_a_soak_looks_again(result: Path, tmp_path: Path) -> None:
     found = gate(result, tmp_path / "logs", quick=True, soak_seconds=1.0)
     assert verdict(found) == "pass", found.verdict
@@ -138,6 +144,7 @@ def test_a_soak_looks_again(result: Path, tmp_path: Path) -> None:
     assert found.soak["host_bytes"][1] > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_runs_is_judged_by_its_answers_and_its_log(result: Path, tmp_path: Path) -> None:
     record, log = tmp_path / "reference.json", tmp_path / "server.log"
     gate(result, tmp_path / "logs", quick=True, save_reference=record)
