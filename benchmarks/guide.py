@@ -210,6 +210,8 @@ def _measured(measured: Mapping[str, Record]) -> Iterator[str]:
     yield from _table(header, rows)
     yield ""
     yield _conditions(measured)
+    for told in _reservations(measured):
+        yield from ("", told)
 
 
 def _conditions(measured: Mapping[str, Record]) -> str:
@@ -228,6 +230,25 @@ def _conditions(measured: Mapping[str, Record]) -> str:
         f" {told['data']}: {found['tokens']:,} tokens, {sum(found['drafts'].values()):,} drafts;"
         f" {told['activations']}.{seen}"
     )
+
+
+def other_methods(measured: Mapping[str, Record]) -> list[str]:
+    """Recipes that were measured with another method than they ship with."""
+    return [name for name in measured if measured[name]["recipe"]["method"] != load_recipe(name).as_json()["method"]]
+
+
+def unmeasured(measured: Mapping[str, Record]) -> list[str]:
+    """Recipes of the hybrids without a record."""
+    return [name for name in hybrids() if name not in measured]
+
+
+def _reservations(measured: Mapping[str, Record]) -> Iterator[str]:
+    """What the table does not say of the recipes as they are shipped."""
+    if other := other_methods(measured):
+        told = ", ".join(f"`{name}` ({load_recipe(name).method.name})" for name in other)
+        yield f"These ship with another method than they were measured with here: {told}."
+    if missing := unmeasured(measured):
+        yield f"Without a record: {', '.join(f'`{name}`' for name in missing)}."
 
 
 def _others(planned: Mapping[tuple[str, str], Record]) -> Iterator[str]:
