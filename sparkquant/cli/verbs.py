@@ -155,7 +155,7 @@ def quantize(
     Examples:
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o Qwen3.5-27B-W4A16
       sparkquant quantize LFM2-8B-A1B -r lfm2-w4a16-conv -o OUT --engine 0.33
-      sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o OUT --calibration my-logs.jsonl
+      sparkquant quantize Qwen3.5-27B -o OUT --calibration my-logs.jsonl
       sparkquant quantize Qwen3.5-27B -r qwen-hybrid-w4a16 -o OUT --method mse
     """
     from sparkquant.execute import quantize as run

@@ -79,10 +79,15 @@ def as_pattern(output: str) -> str:
     return re.sub(r"\d+\\\.\d\\ s\b", r"[\\d.]+\\ s", shown)
 
 
+def alone(cwd: Path) -> dict[str, str]:
+    """An environment with a cache of its own: two runs of one calibrated job at a time are refused."""
+    return environment({"XDG_CACHE_HOME": str(cwd / ".cache")})
+
+
 def run(words: list[str], cwd: Path) -> Any:
     """`sparkquant ...` as a process, both streams as one."""
     return subprocess.run(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=environment(),
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=alone(cwd),
         check=False,
     )  # fmt: skip
 
@@ -90,7 +95,7 @@ def run(words: list[str], cwd: Path) -> Any:
 def python(code: str, cwd: Path) -> Any:
     """A Python program as a process."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment(), check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=alone(cwd), check=False
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from sparkquant import evidence
 from sparkquant.marlin.bench_record import make_record
+from sparkquant.measured import Controls, Throughput, parsed
 from sparkquant.reporting import report_on
 from tests.reporting.conftest import Page
 from tests.reporting.test_page import cells
@@ -104,3 +106,42 @@ def test_several_checkpoints_share_the_charts(copied: Callable[[str], Path], mix
     assert len([f for f in page.root.all("figure") if f.all("h3")[0].text.startswith("Runs of")]) == 2
     assert "C mixed: throughput was not measured." in page.root.text
     assert "| one stream, edit | 110.0" in report_on([a, b], form="md")
+
+
+# Recorded on a real engine
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = sorted((ROOT / "tests" / "marlin" / "records").glob("*/record.json"))
+
+
+def real(path: Path) -> dict[str, Any]:
+    """What a verb returned when it ran on a GPU."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found.get("result", found)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in REAL if {"verdict", "decode"} & real(path).keys()], ids=lambda p: p.parent.name
+)
+def test_real_records_are_read(path: Path) -> None:
+    kind = Throughput if "decode" in real(path) else Controls
+    result, fault = parsed(kind, real(path))
+    assert (result is not None, fault) == (True, "")
+
+
+def test_a_page_of_real_records(copied: Callable[[str], Path]) -> None:
+    by_name = {path.parent.name: real(path) for path in REAL}
+    if not {"w4a16", "bench-k2"} <= by_name.keys():
+        pytest.skip("no recorded runs in this checkout")
+    folder = copied("served")
+    evidence.record(folder, "validate", by_name["w4a16"])
+    evidence.record(folder, "bench", by_name["bench-k2"])
+    page = Page(report_on([folder]))
+    runs = cells(page, "Control runs")
+    assert set(runs) == set(by_name["w4a16"]["runs"])
+    assert "Marlin" in runs["candidate"][0]
+    assert cells(page, "What validate proved")["served"][0] == by_name["w4a16"]["verdict"]["outcome"]
+    medians = cells(page, "Medians, and the slowest and fastest round")
+    for kind, median in by_name["bench-k2"]["medians"]["decode"].items():
+        assert medians[f"one stream, {kind}"][0].startswith(f"{median:,.1f} (")
+    assert cells(page, "Conditions of the numbers")["capability"] == [by_name["bench-k2"]["capability"]]
