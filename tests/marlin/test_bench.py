@@ -86,6 +86,7 @@ def test_a_server_at_a_url_needs_its_log_and_its_environment(result: Path, tmp_p
     assert any("prefix cache" in warning for warning in found.warnings())
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_is_no_number(result: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="a request failed"):
         measured(result, tmp_path, fault="nan")
