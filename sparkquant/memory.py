@@ -14,6 +14,7 @@ import torch
 from sparkquant.decisions import Decision, Plan
 from sparkquant.errors import UsageError
 from sparkquant.layers import LayerClass
+from sparkquant.mixers import stage_of
 
 CPU_BATCH, DEVICE_BATCH = 2048, 16384
 """Positions that run together: few on a CPU, where a small batch stays near the caches."""
@@ -29,7 +30,8 @@ BASE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of the largest block, of its statistics, of solving its largest matrix, of a batch, and of rows on disk.
+    """Bytes of the largest block (twice with a second stream), of the statistics of a stage, of solving the largest
+    matrix, of a batch, and of rows on disk.
 
     spill  the statistics go to mapped files of the work folder because memory is short
     """
@@ -82,12 +84,14 @@ def memory_plan(
             layers[decision.layer].append(decision)
     blocks = [decisions for layer, decisions in layers.items() if layer is not None]
     width = _hidden(plan)
+    method = plan.recipe.method
+    streams = 2 if method.name == "gptq" and method.correction > 0 else 1
     counted = {
-        "block_bytes": max((_block_bytes(block, dtype) for block in blocks), default=0),
-        "statistics_bytes": max((_statistics_bytes(block) for block in layers.values()), default=0),
+        "block_bytes": streams * max((_block_bytes(block, dtype) for block in blocks), default=0),
+        "statistics_bytes": streams * max((_statistics_bytes(block) for block in layers.values()), default=0),
         "solving_bytes": max((_solving_bytes(d) for d in plan.decisions.values() if d.scheme), default=0),
         "batch_bytes": batch_tokens(device) * STATES_PER_POSITION * width * dtype.itemsize,
-        "rows_bytes": 4 * sum(lengths) * width * dtype.itemsize,
+        "rows_bytes": 3 * streams * sum(lengths) * width * dtype.itemsize,
     }
     for spill in (False, True):
         made = MemoryPlan(**counted, available_bytes=available, spill=spill)
@@ -124,12 +128,12 @@ def _block_bytes(decisions: Sequence[Decision], dtype: torch.dtype) -> int:
 
 
 def _statistics_bytes(decisions: Sequence[Decision]) -> int:
-    """Moment and cross sums of every group at once; experts are solved one after the other."""
-    columns: dict[str, int] = {}
+    """float32 sums of every group of the largest stage; experts are solved one after the other."""
+    columns: dict[int, dict[str, int]] = defaultdict(dict)
     for d in decisions:
         if d.scheme is not None:
-            columns[d.group] = d.shape[-1]
-    return sum(2 * 4 * k * k for k in columns.values())
+            columns[stage_of(d.layer_class)][d.group] = d.shape[-1]
+    return max((sum(4 * k * k for k in groups.values()) for groups in columns.values()), default=0)
 
 
 def _solving_bytes(decision: Decision) -> int:

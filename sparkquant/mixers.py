@@ -44,12 +44,16 @@ class Stage:
     mixed: bool
 
 
+def stage_of(layer_class: LayerClass) -> int:
+    """The stage in which a class is solved: mixer inputs (and whatever is unknown), mixer outputs, what follows."""
+    return next((number for number, members in enumerate(_RANKS) if layer_class in members), 0)
+
+
 def stages(sites: Sequence[Site]) -> list[Stage]:
     """Sites in the order in which they are solved: what a stage reads comes from the quantized stages before it."""
     ranked: dict[int, list[Site]] = {}
     for site in sites:
-        classes = {decision.layer_class for decision in site.decisions}
-        rank = min((number for number, members in enumerate(_RANKS) if classes & members), default=0)
+        rank = min(stage_of(decision.layer_class) for decision in site.decisions)
         ranked.setdefault(rank, []).append(site)
     return [Stage(tuple(ranked[rank]), rank > 0) for rank in sorted(ranked)]
 

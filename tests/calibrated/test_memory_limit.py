@@ -40,7 +40,7 @@ def _many_layers(config: dict[str, Any], tensors: RawTensors) -> None:
     config["intermediate_size"] = INNER
     values = np.random.default_rng(0).standard_normal(INNER * HIDDEN, dtype=np.float32) / 32
     raw = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    for name in [name for name in tensors if name.startswith("model.layers.") and ".mlp." in name]:
+    for name in [name for name in tensors if name.startswith(("model.layers.", "mtp.")) and ".mlp." in name]:
         shape = (HIDDEN, INNER) if "down_proj" in name else (INNER, HIDDEN)
         tensors[name] = ("BF16", shape, raw)
 
