@@ -89,7 +89,7 @@ def memory_plan(
     counted = {
         "block_bytes": streams * max((_block_bytes(block, dtype) for block in blocks), default=0),
         "statistics_bytes": streams * max((_statistics_bytes(block) for block in layers.values()), default=0),
-        "solving_bytes": max((_solving_bytes(d) for d in plan.decisions.values() if d.scheme), default=0),
+        "solving_bytes": max((_solving_bytes(d, method.name) for d in plan.decisions.values() if d.scheme), default=0),
         "batch_bytes": batch_tokens(device) * STATES_PER_POSITION * width * dtype.itemsize,
         "rows_bytes": 3 * streams * sum(lengths) * width * dtype.itemsize,
     }
@@ -136,8 +136,9 @@ def _statistics_bytes(decisions: Sequence[Decision]) -> int:
     return max((sum(4 * k * k for k in groups.values()) for groups in columns.values()), default=0)
 
 
-def _solving_bytes(decision: Decision) -> int:
-    """Factors of one Hessian (float64 on the way) and float32 copies of the matrix band being solved."""
+def _solving_bytes(decision: Decision, method: str) -> int:
+    """Factors of one Hessian (float64 on the way) if any, and float32 copies of the matrix band being solved."""
     columns = decision.shape[-1]
     band = min(math.prod(decision.shape[-2:]), 2**26)
-    return 32 * columns * columns + MATRIX_COPIES * 4 * band
+    factors = 32 * columns * columns if method == "gptq" else 0
+    return factors + MATRIX_COPIES * 4 * band

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sparkquant.checkpoint import Checkpoint
 from sparkquant.errors import CheckpointError, EnvironmentMissing
@@ -307,9 +308,24 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
             f"transformers {transformers.__version__} has no class {names}",
             hint="install a transformers release that knows this family",
         )
-    with parameters_on_meta():
+    with parameters_on_meta(), _EmptyOnMeta():
         model: nn.Module = model_class._from_config(config)
+    if any(buffer.is_meta for buffer in model.buffers()):  # a class that fills an empty buffer by itself
+        with parameters_on_meta():
+            model = model_class._from_config(config)
     return model.eval()
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty`, which Linears make their weights with, takes no memory and is not filled with random numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.empty and given.get("device") is None:
+            given["device"] = "meta"
+        return func(*args, **given)
 
 
 @contextlib.contextmanager
