@@ -109,7 +109,7 @@ def test_the_record_tells_counts_and_never_ids(checkpoints: Checkpoints, rows: P
     out = quantized(checkpoints("qwen3_5_moe"), tmp_path / "out", "gptq", rows)
     text = (out / "sparkquant" / "calibration.json").read_text()
     record = json.loads(text)
-    assert record["method"] == {"name": "gptq", "correction": 0.5}
+    assert record["method"] == {"name": "gptq", "correction": 0.0}
     assert [block["index"] for block in record["blocks"]] == [0, 1, 2, 3, None]
     for block in record["blocks"]:
         assert 0 < block["error"] < block["nearest_error"]
