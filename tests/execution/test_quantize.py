@@ -117,13 +117,13 @@ def _index_is_right(out: Path, stored: RawTensors) -> None:
 def test_the_record_repeats_the_job(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     source = source_of(kind, checkpoints)
     for method in (None, "rtn"):
-        first = sparkquant.quantize(source, "qwen-hybrid-w4a16", tmp_path / f"first {method}", method=method)
+        first = sparkquant.quantize(source, "qwen-hybrid-fp8", tmp_path / f"first {method}", method=method)
         recipe = first.out / "sparkquant" / "recipe.yaml"
-        second = sparkquant.quantize(source, recipe, tmp_path / f"second {method}", method="mse")
+        second = sparkquant.quantize(source, recipe, tmp_path / f"second {method}")
         assert (first.out / "sparkquant" / "plan.json").read_text() == first.plan.to_json() == second.plan.to_json()
         assert digests(first.out) == digests(second.out)
     written = (tmp_path / "first None" / "sparkquant" / "recipe.yaml").read_text()
-    assert written == load_recipe("qwen-hybrid-w4a16").text
+    assert written == load_recipe("qwen-hybrid-fp8").text
 
 
 def test_the_result_is_refused_as_a_source(checkpoints: Checkpoints, tmp_path: Path) -> None:
