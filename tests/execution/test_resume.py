@@ -152,16 +152,10 @@ def _touch(source: Path) -> None:
     os.utime(next(source.glob("*.safetensors")), ns=(1, 1))
 
 
-def _other_class(source: Path) -> None:
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "architectures": ["Other"]}))
-
-
 @pytest.mark.parametrize(
     ("change", "options", "what"),
     [
         (_touch, {}, "source: was "),
-        (_other_class, {}, "plan: was "),
         (None, {"method": "mse"}, "plan: was "),
         (None, {"shard_bytes": 400_000}, "plan: was "),
         (None, {"method": "mse"}, "method: was rtn, is mse"),
