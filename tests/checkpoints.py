@@ -212,6 +212,18 @@ def _encode(values: np.ndarray[Any, np.dtype[np.float32]], dtype: str) -> bytes:
     return values.astype({"F16": "<f2", "F32": "<f4"}[dtype]).tobytes()
 
 
+def wide_mlp(inner: int) -> Callable[[dict[str, Any], RawTensors], None]:
+    """A `change` of `build`: one matrix of this intermediate size for every MLP, so that large models are made fast."""
+
+    def change(config: dict[str, Any], tensors: RawTensors) -> None:
+        config["intermediate_size"], hidden = inner, config["hidden_size"]
+        raw = _encode(np.random.default_rng(0).standard_normal((inner, hidden), dtype=np.float32) / 32, "BF16")
+        for name in [name for name in tensors if name.startswith(("model.layers.", "mtp.")) and ".mlp." in name]:
+            tensors[name] = ("BF16", (hidden, inner) if "down_proj" in name else (inner, hidden), raw)
+
+    return change
+
+
 def write_json(path: Path, value: Any) -> None:
     """A JSON file as model repositories write it."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.checkpoints import RawTensors, build
+from tests.checkpoints import build, wide_mlp
 from tests.execution.runs import in_a_child
 
 HIDDEN, INNER, LAYERS, ROWS = 1024, 4096, 96, 8
@@ -36,20 +35,11 @@ print(resource.getrlimit(resource.RLIMIT_DATA)[0])
 """
 
 
-def _many_layers(config: dict[str, Any], tensors: RawTensors) -> None:
-    config["intermediate_size"] = INNER
-    values = np.random.default_rng(0).standard_normal(INNER * HIDDEN, dtype=np.float32) / 32
-    raw = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    for name in [name for name in tensors if name.startswith(("model.layers.", "mtp.")) and ".mlp." in name]:
-        shape = (HIDDEN, INNER) if "down_proj" in name else (INNER, HIDDEN)
-        tensors[name] = ("BF16", shape, raw)
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """2.5 GB and more of decoder."""
     folder = tmp_path_factory.mktemp("large") / "model"
-    return build("qwen3_5_text", folder, layers=LAYERS, hidden=HIDDEN, change=_many_layers)
+    return build("qwen3_5_text", folder, layers=LAYERS, hidden=HIDDEN, change=wide_mlp(INNER))
 
 
 @pytest.mark.slow

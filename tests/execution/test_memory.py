@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import sparkquant
-from tests.checkpoints import RawTensors, build
+from tests.checkpoints import build, wide_mlp
 from tests.execution.runs import in_a_child
 
 HIDDEN, INNER, LAYERS = 1024, 16384, 6
@@ -23,15 +21,6 @@ _PEAK = (
 )
 
 
-def _wide_mlp(config: dict[str, Any], tensors: RawTensors) -> None:
-    config["intermediate_size"] = INNER
-    values = np.random.default_rng(0).standard_normal(INNER * HIDDEN, dtype=np.float32) / 32
-    raw = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    for name in [name for name in tensors if name.startswith(("model.layers.", "mtp.")) and ".mlp." in name]:
-        shape = (HIDDEN, INNER) if "down_proj" in name else (INNER, HIDDEN)
-        tensors[name] = ("BF16", shape, raw)
-
-
 def _peak(*arguments: object) -> int:
     return int(in_a_child(_PEAK, *arguments).stdout)
 
@@ -39,7 +28,7 @@ def _peak(*arguments: object) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["qwen-hybrid-w4a16", "qwen-hybrid-nvfp4-fp8", "qwen-hybrid-fp8"])
 def test_peak_memory_is_that_of_the_largest_group(recipe: str, tmp_path: Path) -> None:
-    source = build("qwen3_5_text", tmp_path / "in", layers=LAYERS, hidden=HIDDEN, change=_wide_mlp)
+    source = build("qwen3_5_text", tmp_path / "in", layers=LAYERS, hidden=HIDDEN, change=wide_mlp(INNER))
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     assert size > 600 * 10**6
     group = 2 * INNER * HIDDEN * 2
