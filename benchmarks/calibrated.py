@@ -153,9 +153,7 @@ def run(work: Path) -> list[dict[str, Any]]:
     found = material(work)
     print(f"calibrated: {found.told}", flush=True)
     own = mix_rows(found.source, work) if found.source.name != "hybrid-5m" else None
-    python(OURS.format(  # compiles the kernels once, outside of every time
-        source=str(ROOT / "examples" / "hybrid-5m"), recipe=recipe("w4a16", ONE_STREAM), out=_fresh(work / "warm"),
-        rows=str(_few(found, work))), threads=1)  # fmt: skip
+    warm_up(found, work)
     imports = {name: python(code, threads=1) for name, code in IMPORTS.items()}
     rows = []
     for number, (name, scheme, program) in enumerate(contestants(found, work / "calibrated", own)):
@@ -169,9 +167,16 @@ def run(work: Path) -> list[dict[str, Any]]:
         python(code, threads=2)
         rows.append(_row(name, scheme, cost, imports[name.split()[0]], json.loads(record.read_text())))
         print(_line(rows[-1], rows), flush=True)
-    for out in (work / "calibrated", work / "warm"):
-        _fresh(out)
+    _fresh(work / "calibrated")
     return rows
+
+
+def warm_up(found: Material, work: Path) -> None:
+    """Compile the kernels once, outside of every time."""
+    small = str(ROOT / "examples" / "hybrid-5m")
+    options = {"recipe": recipe("w4a16", ONE_STREAM), "out": _fresh(work / "warm"), "rows": str(_few(found, work))}
+    python(OURS.format(source=small, **options), threads=1)
+    _fresh(work / "warm")
 
 
 def _few(found: Material, work: Path) -> Path:
