@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkquant.errors import UsageError
+from sparkquant.lock_holder import lock_holder
 
 
 class Journal:
@@ -62,9 +63,10 @@ def _locked(path: Path) -> FileIO:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = lock_holder(file.fileno())
             file.close()
             raise UsageError(
-                f"{path} is in use by another process", hint="wait for it, or choose another output folder"
+                f"{path} is in use by {holder}", hint="wait for it, or choose another output folder"
             ) from None
         except OSError as error:
             file.close()

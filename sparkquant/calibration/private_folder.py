@@ -8,10 +8,11 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sparkquant.errors import UsageError
+from sparkquant.lock_holder import lock_holder
 
 LOCK = ".lock"
 
@@ -40,10 +41,9 @@ def private_folder(
         raise UsageError(
             f"{folder} would lie inside the output folder", hint="calibration text must not be published: pick another"
         )
-    _make_private(folder)
     with _locked(folder):
         yield folder
-        shutil.rmtree(folder)
+        _remove(folder)
 
 
 def _make_private(folder: Path) -> None:
@@ -58,14 +58,46 @@ def _make_private(folder: Path) -> None:
         raise UsageError(f"{folder}: {error.strerror or error}", hint="pick a base that you can write to") from None
 
 
+def _remove(folder: Path) -> None:
+    """The lock goes last: who opens it meanwhile finds an empty folder, which is then theirs."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+    (folder / LOCK).unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    handle = _lock(folder)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder} is in use by another run", hint="wait for it, or stop it") from None
         yield
     finally:
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int:
+    """An open file that is locked, in a folder that is still there: its last owner may have finished and removed it."""
+    while True:
+        _make_private(folder)
+        path = folder / LOCK
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", hint="remove it, or pick another base") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(handle)):
+                return handle
+        except BlockingIOError:
+            holder = lock_holder(handle)
+            os.close(handle)
+            raise UsageError(
+                f"{folder} is in use by {holder}, which does the same job", hint="wait for it, or stop it"
+            ) from None
         os.close(handle)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import stat
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -44,13 +48,59 @@ def test_the_cache_folder_of_the_system_is_the_default(tmp_path: Path, monkeypat
     assert private_base() == Path.home() / ".cache" / "sparkquant"
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from sparkquant.calibration import private_folder
+with private_folder("job", base=sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_two_runs_do_not_share_it(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(UsageError, match=f"in use by process {other.pid}, which does the same job"),
+            private_folder("job", base=tmp_path),
+        ):
+            pass
+        other.communicate("go\n")
+    assert other.returncode == 0
+    with private_folder("job", base=tmp_path) as folder:
+        assert folder.is_dir()
+
+
+def test_where_locks_are_not_listed_the_other_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkquant.lock_holder.LOCKS", tmp_path / "absent")
     with (
         private_folder("job", base=tmp_path),
-        pytest.raises(UsageError, match="in use"),
+        pytest.raises(UsageError, match="in use by another process"),
         private_folder("job", base=tmp_path),
     ):
         pass
+
+
+def test_a_folder_that_its_owner_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a finished job is worth nothing: its file is gone."""
+    first = ExitStack()
+    first.enter_context(private_folder("job", base=tmp_path))
+    lock = fcntl.flock
+
+    def late(file: int, flags: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        first.close()
+        lock(file, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with private_folder("job", base=tmp_path) as folder:
+        assert (folder / ".lock").exists()
+    assert not folder.exists()
 
 
 def test_it_stays_outside_the_output_folder(tmp_path: Path) -> None:
