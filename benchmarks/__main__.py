@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-NAMES = ("data_free", "calibrated", "backends", "verify")
+NAMES = ("data_free", "calibrated", "backends", "verify", "cold_plan")
 MODULES = {"verify": "verify_speed"}
 
 

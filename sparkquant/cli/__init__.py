@@ -13,16 +13,31 @@ Nothing heavy is imported before a verb needs it: `sparkquant plan` never loads 
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from sparkquant.cli import benchmarking, comparison, diagnosis, evaluation, reporting, validation, verbs
-from sparkquant.cli.calibration import calibration
-from sparkquant.cli.conversion import convert
-from sparkquant.cli.publishing import publish
-from sparkquant.cli.recipes import recipes
 from sparkquant.cli.shell import Verbs, write
+
+VERBS = {
+    "plan": ("verbs", "Show every tensor's fate, sizes and costs."),
+    "quantize": ("verbs", "Quantize a checkpoint into a new folder."),
+    "verify": ("verbs", "Check a quantized checkpoint."),
+    "evaluate": ("evaluation", "Measure what quantization lost."),
+    "validate": ("validation", "Prove on vLLM which kernel ran, and that the output is right."),
+    "bench": ("benchmarking", "Measure throughput, and what explains it."),
+    "diagnose": ("diagnosis", "Find out why a server prints garbage."),
+    "doctor": ("diagnosis", "Show what this machine will really run."),
+    "report": ("reporting", "Show what is known of checkpoints."),
+    "convert": ("conversion", "Repair a checkpoint of another producer."),
+    "diff": ("comparison", "Compare checkpoints, plans or recipes."),
+    "publish": ("publishing", "Upload a checkpoint with card and evidence."),
+    "recipes": ("recipes", "List, show, copy and check recipes."),
+    "calibration": ("calibration", "Look at calibration data before it is used."),
+}
+"""The module of each verb, and its line in the list of verbs."""
 
 EXITS = """\b
 Exit codes:
@@ -36,8 +51,30 @@ Exit codes:
   7    inconclusive: something could not be measured
   130  interrupted; quantize goes on with the same command"""
 
+
+class AllVerbs(Verbs):
+    """The verbs, each imported when it is asked for: `plan` must not pay for the others."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, line) in VERBS.items():
+            self.add_command(TyperCommand(name, short_help=line))  # for lists and for "did you mean"
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (the signature of the base class)
+        """The verb of that name, or None."""
+        if cmd_name not in VERBS:
+            return None
+        module, line = VERBS[cmd_name]
+        verb = getattr(import_module(f"sparkquant.cli.{module}"), cmd_name)
+        if isinstance(verb, typer.Typer):
+            return typer.main.get_group(verb)
+        alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+        alone.command(cmd_name, short_help=line)(verb)
+        return typer.main.get_command(alone)
+
+
 app = typer.Typer(
-    cls=Verbs,
+    cls=AllVerbs,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -45,20 +82,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXITS,
 )
-app.command(short_help="Show every tensor's fate, sizes and costs.")(verbs.plan)
-app.command(short_help="Quantize a checkpoint into a new folder.")(verbs.quantize)
-app.command(short_help="Check a quantized checkpoint.")(verbs.verify)
-app.command(short_help="Measure what quantization lost.")(evaluation.evaluate)
-app.command(short_help="Prove on vLLM which kernel ran, and that the output is right.")(validation.validate)
-app.command(short_help="Measure throughput, and what explains it.")(benchmarking.bench)
-app.command(short_help="Find out why a server prints garbage.")(diagnosis.diagnose)
-app.command(short_help="Show what this machine will really run.")(diagnosis.doctor)
-app.command(short_help="Show what is known of checkpoints.")(reporting.report)
-app.command(short_help="Repair a checkpoint of another producer.")(convert)
-app.command(short_help="Compare checkpoints, plans or recipes.")(comparison.diff)
-app.command(short_help="Upload a checkpoint with card and evidence.")(publish)
-app.add_typer(recipes)
-app.add_typer(calibration)
 
 
 def _version(wanted: bool) -> None:

@@ -23,13 +23,29 @@ from sparkquant.sizes import sizes_of
 
 
 @cache
+def family_names() -> list[str]:
+    """The families that a recipe may list, sorted: the files here that are no shared parts."""
+    return sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+
+
+def _family(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+@cache
 def _families() -> dict[str, ModuleType]:
-    found: dict[str, ModuleType] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for model_type in getattr(module, "MODEL_TYPES", ()):
-            found[model_type] = module
-    return found
+    return {model_type: module for module in map(_family, family_names()) for model_type in module.MODEL_TYPES}
+
+
+def _family_of(model_type: object) -> ModuleType | None:
+    """The family of a `model_type`. Most are called like it: the others are not even imported then."""
+    if not isinstance(model_type, str):
+        return None
+    if model_type in family_names():
+        namesake = _family(model_type)
+        if model_type in namesake.MODEL_TYPES:
+            return namesake
+    return _families().get(model_type)
 
 
 def model_types() -> list[str]:
@@ -37,21 +53,16 @@ def model_types() -> list[str]:
     return sorted(_families())
 
 
-def family_names() -> list[str]:
-    """The families that a recipe may list, sorted."""
-    return sorted({module.__name__.rpartition(".")[2] for module in _families().values()})
-
-
 def family_layout(family: str) -> Layout:
     """The layout of a family without a checkpoint: for recipe checks that only need its classes."""
-    module = importlib.import_module(f"{__name__}.{family}")
+    module = _family(family)
     return _layout(module, {"model_type": module.MODEL_TYPES[0]})
 
 
 def layout_for(config: Mapping[str, Any], *, source: str = "config.json") -> Layout:
     """The layout of a checkpoint, chosen by `model_type` alone: release names say nothing about tensors."""
     model_type = config.get("model_type")
-    module = _families().get(model_type) if isinstance(model_type, str) else None
+    module = _family_of(model_type)
     if module is None:
         near = difflib.get_close_matches(str(model_type), model_types(), n=1)
         raise UnknownFamily(

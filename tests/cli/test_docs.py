@@ -220,8 +220,8 @@ def verbs(at: Any = None, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
     """Every verb and group of verbs that the command line has."""
     at = typer.main.get_command(app) if at is None else at
     yield list(path)
-    for name, inner in getattr(at, "commands", {}).items():
-        yield from verbs(inner, (*path, name))
+    for name in getattr(at, "commands", {}):
+        yield from verbs(at.get_command(None, name), (*path, name))
 
 
 @pytest.mark.parametrize("verb", list(verbs()), ids=" ".join)
