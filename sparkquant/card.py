@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -96,7 +97,7 @@ def card_text(folder: Path, evidence: Mapping[str, Evidence], digest: str, place
         shards=sum(name.endswith(".safetensors") for name in files),
         digest=digest,
         plan_digest=plan_digest(folder),
-        command=serve_command(place.repository or ".", config, plan),
+        command=serve_command(shlex.quote(place.repository or "."), config, plan["totals"]),
         engines=engines,
         not_loading=[version for version in ENGINES if version not in engines],
         known_bad=list(_known_bad(plan, engines)),

@@ -12,14 +12,14 @@ DRAFTS = 2
 """Tokens drafted at once. One draft block is applied repeatedly; what each position is worth, `evaluate` measures."""
 
 
-def serve_flags(config: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
-    """Flags of `vllm serve` by config.json and plan.json.
+def serve_flags(config: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str]:
+    """Flags of `vllm serve` by config.json and the totals of plan.json.
 
     --speculative-config  the checkpoint holds a draft head: without the flag the engine reads past it
     --trust-remote-code   the model's classes are Python files of the checkpoint
     """
     flags: list[str] = []
-    if plan.get("totals", {}).get("draft_head_tensors"):
+    if totals.get("draft_head_tensors"):
         settings = {"method": "mtp", "num_speculative_tokens": DRAFTS}
         flags += ["--speculative-config", json.dumps(settings, separators=(",", ":"))]
     if isinstance(config.get("auto_map"), Mapping):
@@ -27,6 +27,6 @@ def serve_flags(config: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]
     return flags
 
 
-def serve_command(target: str, config: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """The whole line, quoted for a shell; `target` is a folder or a hub id."""
-    return f"{ENVIRONMENT} {shlex.join(['vllm', 'serve', target, *serve_flags(config, plan)])}"
+def serve_command(target: str, config: Mapping[str, Any], totals: Mapping[str, Any]) -> str:
+    """The whole line; `target`, a folder or a hub id, is a word of the shell already."""
+    return " ".join([ENVIRONMENT, "vllm", "serve", target, *map(shlex.quote, serve_flags(config, totals))])

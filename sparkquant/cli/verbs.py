@@ -184,13 +184,15 @@ def quantize(
         fields = {"out": str(made.out), "plan": made.plan.digest, "totals": totals, "checks": made.report.as_json()}
         write_json(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
         return
+    from sparkquant.checkpoint import read_json
     from sparkquant.cli.tables import shell_word, shown_path, size, verdict, warnings
+    from sparkquant.serve_command import serve_command
 
     where = shown_path(made.out)
     write(f"{clean(where)}: {size(totals['output_bytes'])}, {totals['bits_per_weight']} bits per weight\n")
     write(f"verified before it was put in place: {verdict(made.report)}\n")
     write("".join(f"{line}\n" for line in warnings(made.report)))
-    write(f"next: VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve {shell_word(where)}\n")
+    write(f"next: {serve_command(shell_word(where), read_json(made.out / 'config.json'), totals)}\n")
 
 
 def verify(

@@ -109,11 +109,13 @@ def test_warnings_are_printed_with_the_summary(tmp_path: Path, monkeypatch: pyte
 
         return Quantized(tmp_path / "my out", made, report)
 
+    shutil.copytree(DEMO, tmp_path / "my out")
     monkeypatch.setattr("sparkquant.execute.quantize", quantized)
     monkeypatch.chdir(tmp_path)
     result = invoke("quantize", DEMO, "-o", "my out")
     assert "\nwarn: a.odd: scales look odd\n" in result.stdout
-    assert result.stdout.endswith("vllm serve 'my out'\n")
+    flags = """--speculative-config '{"method":"mtp","num_speculative_tokens":2}'"""
+    assert result.stdout.endswith(f"next: VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve 'my out' {flags}\n")
 
 
 @pytest.mark.parametrize("path", ["a b", "$(reboot)", "it's", "-x", "a\nb'\\c\x1bé", "plain/out", '"q" \x07'])

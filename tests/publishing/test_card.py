@@ -245,9 +245,9 @@ def test_the_command_has_the_flags_that_the_checkpoint_needs(ready: Path) -> Non
         "$ VLLM_MARLIN_USE_ATOMIC_ADD=1 vllm serve me/demo"
         """ --speculative-config '{"method":"mtp","num_speculative_tokens":2}'\n"""
     ) in section(card(ready), "Serve")
-    assert serve_flags({}, {"totals": {"draft_head_tensors": 0}}) == []
+    assert serve_flags({}, {"draft_head_tensors": 0}) == []
     assert serve_flags({"auto_map": {"AutoModel": "m.M"}}, {}) == ["--trust-remote-code"]
-    assert serve_command("a b", {}, {}).endswith("vllm serve 'a b'")
+    assert serve_command("'a b'", {}, {}).endswith("vllm serve 'a b'")
 
 
 def test_known_bad_engines_are_those_of_the_schemes(ready: Path) -> None:
