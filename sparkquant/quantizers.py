@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from sparkquant import layouts
 from sparkquant.decisions import Decision
@@ -74,6 +75,10 @@ class Quantizer:
 
 _HYBRIDS = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
 _AWQ = "AWQ moves scales into norms, gates and routers, which a plan keeps byte for byte"
+_AWQ_LITE = (
+    "ModelOpt stores its scales of inputs beside the weights, compressed-tensors has no tensor for them, and in norms"
+    " and gates they would change what a plan keeps byte for byte"
+)
 
 QUANTIZERS: Mapping[str, Quantizer] = {
     quantizer.method: quantizer
@@ -108,7 +113,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
                 "fp8_block": "",
             },
             families=_HYBRIDS,
-            options={"algorithm awq_lite": _AWQ},
+            options={"algorithm awq_lite": _AWQ_LITE},
             cuda=frozenset({("nvfp4a16", "algorithm mse")}),
         ),
         Quantizer(
@@ -139,7 +144,7 @@ def quantizer_faults(decisions: Iterable[Decision], family: str, method: Method)
         return
     for option, value in method.options.items():
         if reason := quantizer.options.get(f"{option} {value}"):
-            yield Problem(f"method {method.name}", f"{option} {value}: {reason}", "use another one")
+            yield Problem(f"method {method.name}", f"{option} {value}: {reason}", _instead(quantizer, option))
     told: set[tuple[LayerClass, str]] = set()
     for decision in decisions:
         if decision.scheme is None or decision.layer_class is LayerClass.MTP:
@@ -150,6 +155,13 @@ def quantizer_faults(decisions: Iterable[Decision], family: str, method: Method)
             able = [name for name, other in QUANTIZERS.items() if not other.refusal(decision.scheme, family)]
             hint = f"method {', '.join(['mse', 'gptq', *able])} can do it"
             yield Problem(str(decision.layer_class), f"{decision.scheme.label} with {quantizer.title}: {reason}", hint)
+
+
+def _instead(quantizer: Quantizer, option: str) -> str:
+    """What to choose where a value of an option is refused."""
+    values = get_args(Method.model_fields[option].annotation)
+    able = [str(value) for value in values if f"{option} {value}" not in quantizer.options]
+    return f"use {option} {' or '.join(able)}"
 
 
 def require_device(decisions: Iterable[Decision], method: Method, device: str) -> None:
