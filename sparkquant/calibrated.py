@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparkquant.backend_job import BackendJob
 from sparkquant.backends import Unit
 from sparkquant.backends.native import NativeBackend
 from sparkquant.blockwise import Blockwise, Progress, finished_tensors
@@ -20,9 +19,8 @@ from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Plan
 from sparkquant.device import compute_dtype, usable_device
-from sparkquant.events import Listener, Said
+from sparkquant.events import Said
 from sparkquant.memory import MemoryPlan, memory_plan
-from sparkquant.source import Source
 from sparkquant.stream import StreamedModel
 from sparkquant.weights import StoredWeights
 
@@ -57,36 +55,25 @@ def _names(unit: Unit) -> Iterator[str]:
             yield from (tensor.name.format(expert=expert) for tensor in decision.outputs)
 
 
-def work_key(job: Mapping[str, Any]) -> str:
-    """Name of the work folder of a job."""
-    return hashlib.sha256(json.dumps(dict(job), sort_keys=True).encode()).hexdigest()[:32]
-
-
 @contextmanager
 def calibrated_backend(
-    plan: Plan,
-    source: Source,
-    calibration: CalibrationSet,
-    job: Mapping[str, Any],
-    target: Path,
-    *,
-    device: str,
-    max_memory: int | None,
-    listener: Listener,
+    job: BackendJob, calibration: CalibrationSet
 ) -> Iterator[tuple[PreparedBackend, dict[str, Any]]]:
     """Solve every block (or go on where an interrupted run stopped), and yield a backend and the publishable record.
 
     The work folder is private to the user, holds activations but no text, and is deleted when the block succeeds.
     """
-    device = usable_device(device)
+    plan, source = job.plan, job.source
+    device = usable_device(job.device)
     dtype = compute_dtype(device)
-    memory = memory_plan(plan, [len(row) for row in calibration.rows], dtype, device=device, limit=max_memory)
-    with private_folder(work_key(job), outside=target) as folder:
-        listener(Said(memory.message))
+    memory = memory_plan(plan, [len(row) for row in calibration.rows], dtype, device=device, limit=job.max_memory)
+    with private_folder(job.key, outside=job.target) as folder:
+        job.listener(Said(memory.message))
         if not (folder / "done").exists():
             with StoredWeights(source.checkpoint, source.overlay) as weights:
                 model = StreamedModel(source.checkpoint, weights, device=device, dtype=dtype)
-                Blockwise(plan, weights, model, calibration.rows, folder, listener=listener, spill=memory.spill).run()
+                options: dict[str, Any] = {"listener": job.listener, "spill": memory.spill}
+                Blockwise(plan, weights, model, calibration.rows, folder, **options).run()
             (folder / "done").touch()
         yield PreparedBackend(folder), _record(plan, calibration, Progress.load(folder), memory, device, dtype)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from sparkquant.calibrated import PreparedBackend, work_key
-from sparkquant.calibration.calibration_set import CalibrationSet
+from sparkquant.backend_job import BackendJob
+from sparkquant.calibrated import PreparedBackend
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Decision, Plan
 from sparkquant.device import usable_device
@@ -29,7 +29,6 @@ from sparkquant.events import Listener, Said
 from sparkquant.layers import LayerClass
 from sparkquant.memory import available_bytes
 from sparkquant.quantizers import Quantizer, quantizer_of, require_device
-from sparkquant.source import Source
 
 CHILD = ("-P", "-m", "sparkquant.delegate")
 """Arguments of the interpreter that runs a quantizer; -P keeps the current folder off its path."""
@@ -39,33 +38,23 @@ LOG_LINES = 12
 
 
 @contextmanager
-def delegated_backend(
-    plan: Plan,
-    source: Source,
-    calibration: CalibrationSet | None,
-    job: Mapping[str, Any],
-    target: Path,
-    *,
-    device: str,
-    max_memory: int | None,
-    listener: Listener,
-) -> Iterator[tuple[PreparedBackend, dict[str, Any]]]:
+def delegated_backend(job: BackendJob) -> Iterator[tuple[PreparedBackend, dict[str, Any]]]:
     """Run the method's quantizer, or find what an interrupted run of this job left, and yield a backend and its record.
 
     Raises EnvironmentMissing when the package is absent or fails, Resumable when the child was killed, CheckFailed when
     it quantized other modules than the plan's or changed what the plan keeps.
     """
+    plan, listener = job.plan, job.listener
     quantizer = quantizer_of(plan.recipe.method)
     assert quantizer is not None
     quantizer.require()
-    device = usable_device(device)
+    device = usable_device(job.device)
     require_device(plan.decisions.values(), plan.recipe.method, device)
-    _require_memory(plan, max_memory)
+    _require_memory(plan, job.max_memory)
     decisions = [d for d in plan.decisions.values() if d.scheme is not None and d.layer_class is not LayerClass.MTP]
-    with private_folder(work_key(job), outside=target) as folder:
+    with private_folder(job.key, outside=job.target) as folder:
         if not (folder / "outcome.json").exists():
-            rows = [] if calibration is None else [list(row) for row in calibration.rows]
-            _prepare(folder, plan, source, decisions, rows, device)
+            _prepare(folder, job, decisions, device)
             listener(Said(f"{quantizer.title} {quantizer.version} runs in a process of its own; log: {folder}/log.txt"))
             _run(folder, quantizer, device, listener)
         outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
@@ -92,25 +81,19 @@ def _require_memory(plan: Plan, limit: int | None) -> None:
         )
 
 
-def _prepare(
-    folder: Path,
-    plan: Plan,
-    source: Source,
-    decisions: Sequence[Decision],
-    rows: Sequence[Sequence[int]],
-    device: str,
-) -> None:
+def _prepare(folder: Path, job: BackendJob, decisions: Sequence[Decision], device: str) -> None:
     """Write the job; nothing of an earlier attempt stays."""
     for old in [*folder.glob("block-*.pt"), folder / "overlay.pt", folder / "log.txt"]:
         old.unlink(missing_ok=True)
-    if source.overlay:
-        torch.save(dict(source.overlay), folder / "overlay.pt")
+    if job.source.overlay:
+        torch.save(dict(job.source.overlay), folder / "overlay.pt")
+    method, calibration = job.plan.recipe.method, job.calibration
     fields = {
-        "method": plan.recipe.method.name,
-        "options": plan.recipe.method.options,
-        "source": str(source.checkpoint.path.resolve()),
+        "method": method.name,
+        "options": method.options,
+        "source": str(job.source.checkpoint.path.resolve()),
         "device": device,
-        "rows": rows,
+        "rows": [] if calibration is None else [list(row) for row in calibration.rows],
         "decisions": [
             {
                 "tensor": d.tensor,

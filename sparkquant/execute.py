@@ -15,6 +15,7 @@ import yaml
 
 from sparkquant import version
 from sparkquant.backend_choice import Records, chosen_backend, require_method
+from sparkquant.backend_job import BackendJob, work_key
 from sparkquant.checkpoint import Checkpoint, read_json
 from sparkquant.decisions import Plan, source_bytes
 from sparkquant.errors import CheckFailed, CheckpointError, Problem, UsageError
@@ -139,10 +140,6 @@ class _Options:
     max_memory: int | None
     listener: Listener
 
-    def of_backend(self) -> dict[str, Any]:
-        """What concerns the backend."""
-        return {"device": self.device, "max_memory": self.max_memory, "listener": self.listener}
-
 
 def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
     listener = options.listener
@@ -156,8 +153,8 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
             listener(Said(f"resuming: {len(staged.finished)} of {len(plan.shards)} shards are done already"))
         beside = sum(path.stat().st_size for path in side_files.values())
         staged.require_space(sum(shard.bytes for shard in todo) + beside)
-        chosen = chosen_backend(plan, source, calibration, job, target, **options.of_backend())
-        backend, records = stack.enter_context(chosen)
+        asked = BackendJob(plan, source, calibration, job, target, options.device, options.max_memory, listener)
+        backend, records = stack.enter_context(chosen_backend(asked))
         names = [name for shard in todo for name in shard.tensors]
         listener(Started("quantize", sum(source_bytes(plan.decisions[name]) for name in names)))
         for shard in todo:
@@ -182,7 +179,6 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
 def _forget(job: Any) -> None:
     """Remove the private work folder of a job that `restart` discards."""
     if isinstance(job, dict) and "calibration" in job:
-        from sparkquant.calibrated import work_key
         from sparkquant.calibration.private_folder import private_folder
 
         with private_folder(work_key(job)):
