@@ -142,7 +142,8 @@ def _choose(planned: Mapping[tuple[str, str], Record], measured: Mapping[str, Re
     big = {name: planned[name, BIG] for name in hybrids()}
     small = min(big, key=lambda name: big[name]["bytes"])
     fast = min(big, key=lambda name: big[name]["decode_bytes"])
-    good = min(measured, key=lambda name: measured[name]["result"]["kl_mean"])
+    # Recipes that differ in the draft head alone have the same KL: the smaller one then.
+    good = min(measured, key=lambda name: (measured[name]["result"]["kl_mean"], measured[name]["bytes"]))
     four = [name for name in measured if big[name]["bits_per_weight"] < 8]
     best4 = min(four, key=lambda name: measured[name]["result"]["kl_mean"])
     kept = [name for name in four if _first_draft(measured[name])[0] - _first_draft(measured[name])[1] < SMALL_DROP]
@@ -217,19 +218,27 @@ def _measured(measured: Mapping[str, Record]) -> Iterator[str]:
 def _conditions(measured: Mapping[str, Record]) -> str:
     first = measured[FIRST]
     model, told, found = first["model"], first["conditions"], first["result"]
-    calibration = next(
-        (r["conditions"]["calibration"] for r in measured.values() if r["conditions"]["calibration"]), None
-    )
-    seen = (
-        ""
-        if calibration is None
-        else f" Calibrated methods saw {calibration['rows']} rows, {calibration['tokens']:,} tokens."
-    )
+    seen = "".join(_rows_seen(measured))
     return (
         f"Measured on a trained hybrid of {model['parameters'] / 1e6:.1f} million weights ({model['name']}),"
         f" {told['data']}: {found['tokens']:,} tokens, {sum(found['drafts'].values()):,} drafts;"
         f" {told['activations']}.{seen}"
     )
+
+
+def _rows_seen(measured: Mapping[str, Record]) -> Iterator[str]:
+    """What calibrated methods saw, and what they see when the recipes are used as they are."""
+    seen: dict[tuple[int, int, str], list[str]] = {}
+    for name, record in measured.items():
+        if rows := record["conditions"]["calibration"]:
+            seen.setdefault((rows["rows"], rows["tokens"], rows["name"]), []).append(name)
+    for (count, tokens, mix), names in seen.items():
+        who = "Calibrated methods" if len(seen) == 1 else ", ".join(f"`{name}`" for name in names)
+        shipped = sorted({load_recipe(name).calibration.mix for name in names} - {mix})
+        instead = (
+            f" of the text that this model was trained on, not of the {', '.join(shipped)} mix that the recipes name"
+        )
+        yield f" {who} saw {count} rows, {tokens:,} tokens{instead if shipped else ''}."
 
 
 def other_methods(measured: Mapping[str, Record]) -> list[str]:
@@ -248,7 +257,7 @@ def _reservations(measured: Mapping[str, Record]) -> Iterator[str]:
         told = ", ".join(f"`{name}` ({load_recipe(name).method.name})" for name in other)
         yield f"These ship with another method than they were measured with here: {told}."
     if missing := unmeasured(measured):
-        yield f"Without a record: {', '.join(f'`{name}`' for name in missing)}."
+        yield f"Without a record, not measured: {', '.join(f'`{name}`' for name in missing)}."
 
 
 def _others(planned: Mapping[tuple[str, str], Record]) -> Iterator[str]:
@@ -261,6 +270,11 @@ def _others(planned: Mapping[tuple[str, str], Record]) -> Iterator[str]:
             numbers = (_gib(row["bytes"]), f"{row['bits_per_weight']:.2f}", f"{row['tokens_per_second_at_most']:.1f}")
         rows.append((*cells, *numbers))
     yield from _table(("recipe", "families", "for instance", "GiB", "bits", "tok/s"), rows)
+    yield ""
+    yield (
+        "None of these has a record: there was no trained model of their families to measure them on. The numbers are"
+        " arithmetic; empty cells have no published model whose shapes are known here."
+    )
 
 
 def filled(text: str) -> str:

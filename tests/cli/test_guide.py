@@ -27,6 +27,14 @@ def test_every_recipe_is_in_a_table() -> None:
     assert sorted(set(rows)) == recipe_names()
 
 
+def test_every_recipe_has_a_record_or_is_said_to_have_none() -> None:
+    others = re.search(r"<!-- others -->(.*?)<!-- /others -->", TEXT, re.DOTALL)
+    assert others is not None
+    assert "None of these has a record" in others[1]
+    listed = re.findall(r"^\| `([^`]+)` \|", others[1], re.MULTILINE)
+    assert sorted([*RECORDS, *guide.unmeasured(RECORDS), *listed]) == recipe_names()
+
+
 def test_every_recipe_of_the_hybrids_is_planned() -> None:
     planned = guide.read_plans()
     assert {(name, model) for name in guide.hybrids() for model in (guide.BIG, guide.MIXTURE, guide.DEMO)} <= set(
@@ -43,7 +51,7 @@ def test_what_was_not_measured_as_it_is_shipped_is_named() -> None:
     assert measured is not None
     for names, words in (
         (guide.other_methods(RECORDS), "These ship with another method than they were measured with here:"),
-        (guide.unmeasured(RECORDS), "Without a record:"),
+        (guide.unmeasured(RECORDS), "Without a record, not measured:"),
     ):
         told = [line for line in measured[1].splitlines() if line.startswith(words)]
         assert [re.findall(r"`([^`]+)`", line) for line in told] == ([names] if names else [])
@@ -56,6 +64,11 @@ def test_plans_are_those_of_today(name: str) -> None:
     assert row["bytes"] == made.totals["output_bytes"]
     assert row["bits_per_weight"] == made.totals["bits_per_weight"]
     assert row["decode_bytes"] == made.footprint.decode_bytes
+
+
+@pytest.mark.slow
+def test_all_plans_are_those_of_today() -> None:
+    assert guide.plans() == list(guide.read_plans().values()), "run: python -m benchmarks.guide --plans"
 
 
 def numbers_of(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -77,12 +90,10 @@ def test_a_record_is_whole_and_states_its_conditions(name: str) -> None:
     assert found["data"] == RECORDS[guide.FIRST]["result"]["data"], "measured on other rows than the others"
     assert record["model"] == RECORDS[guide.FIRST]["model"]
     assert {"data", "tasks", "calibration", "activations", "device"} <= record["conditions"].keys()
-    assert (record["conditions"]["calibration"] is not None) == (record["recipe"]["method"]["name"] in CALIBRATED)
+    calibrated = load_recipe(name).with_method(record["recipe"]["method"]).method.calibrated
+    assert (record["conditions"]["calibration"] is not None) == calibrated
     assert {"sparkquant", "torch", "machine"} <= record["versions"].keys()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+Z", record["date"])
-
-
-CALIBRATED = ("gptq", "imatrix")
 
 
 def test_records_name_no_machine() -> None:
