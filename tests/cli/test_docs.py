@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,11 +18,12 @@ from typing import Any
 import pytest
 import typer
 
+import sparkquant
 from sparkquant.calibration.mix_files import mix_from_text
 from sparkquant.cli import app
 from sparkquant.recipe_files import recipe_from_text
 from tests.cli.documents import CODE, Block, blocks, blocks_of, documents
-from tests.cli.running import ROOT, command, environment, invoke
+from tests.cli.running import ROOT, environment, invoke
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in documents()}
@@ -34,10 +36,6 @@ SMALLER = {"evaluate": ["--rows", "1", "--tokens", "128"], "quantize": ["--calib
 
 EXITS = {"evaluate": {0, 4, 7}}
 """A row is too little to keep a limit by, or to measure it at all."""
-
-SMALL_PYTHON = (
-    "import functools, sparkquant\nsparkquant.evaluate = functools.partial(sparkquant.evaluate, rows=2, tokens=128)\n"
-)
 
 
 @pytest.fixture
@@ -79,24 +77,15 @@ def as_pattern(output: str) -> str:
     return re.sub(r"\d+\\\.\d\\ s\b", r"[\\d.]+\\ s", shown)
 
 
-def alone(cwd: Path) -> dict[str, str]:
-    """An environment with a cache of its own: two runs of one calibrated job at a time are refused."""
-    return environment({"XDG_CACHE_HOME": str(cwd / ".cache")})
-
-
-def run(words: list[str], cwd: Path) -> Any:
-    """`sparkquant ...` as a process, both streams as one."""
-    return subprocess.run(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=alone(cwd),
-        check=False,
-    )  # fmt: skip
-
-
-def python(code: str, cwd: Path) -> Any:
-    """A Python program as a process."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=alone(cwd), check=False
-    )
+@pytest.fixture
+def here(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The workplace as the current folder, with a cache of its own: one calibrated job runs at a time."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workplace / ".cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    return workplace
 
 
 # What runs
@@ -113,37 +102,40 @@ def test_every_block_says_whether_it_runs() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("console", marker="run"), ids=str)
-def test_console_blocks_print_what_they_show(block: Block, workplace: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_console_blocks_print_what_they_show(block: Block) -> None:
     for line, output in block.steps():
         words = shlex.split(line)
         assert words[0] == "sparkquant"
-        result = run(words[1:], workplace)
-        assert result.returncode == 0, result.stdout
-        assert re.fullmatch(as_pattern(output), result.stdout), f"$ {line}\n{result.stdout}"
+        result = invoke(*words[1:])
+        assert result.exit_code == 0, result.output
+        assert re.fullmatch(as_pattern(output), result.output), f"$ {line}\n{result.output}"
 
 
 @pytest.mark.parametrize("block", blocks("console", marker="run small"), ids=str)
-def test_console_blocks_run_small(block: Block, small_workplace: Path) -> None:
+@pytest.mark.usefixtures("small_workplace", "here")
+def test_console_blocks_run_small(block: Block) -> None:
     for line, _ in block.steps():
         first, *words = shlex.split(line)
         assert first == "sparkquant"
         words = [STAND_INS.get(word, word) for word in words]
         verb = words[0]
         smaller = [] if SMALLER.get(verb, [""])[0] in words else SMALLER.get(verb, [])
-        result = run([*words, *smaller], small_workplace)
-        assert result.returncode in EXITS.get(verb, {0}), f"$ {line}\n{result.stdout}"
+        result = invoke(*words, *smaller)
+        assert result.exit_code in EXITS.get(verb, {0}), f"$ {line}\n{result.output}"
 
 
 @pytest.mark.parametrize("block", blocks("python", marker="run"), ids=str)
-def test_python_blocks_run(block: Block, workplace: Path) -> None:
-    result = python(block.body, workplace)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.usefixtures("here")
+def test_python_blocks_run(block: Block) -> None:
+    exec(compile(block.body, str(block), "exec"), {"__name__": "__main__", "sparkquant": sparkquant})
 
 
 @pytest.mark.parametrize("block", blocks("python", marker="run small"), ids=str)
-def test_python_blocks_run_small(block: Block, small_workplace: Path) -> None:
-    result = python(SMALL_PYTHON + block.body, small_workplace)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.usefixtures("small_workplace", "here")
+def test_python_blocks_run_small(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparkquant, "evaluate", functools.partial(sparkquant.evaluate, rows=2, tokens=128))
+    exec(compile(block.body, str(block), "exec"), {"__name__": "__main__", "sparkquant": sparkquant})
 
 
 @pytest.mark.parametrize("block", blocks(*CODE, marker="not run"), ids=str)
@@ -259,7 +251,9 @@ def test_exit_codes_in_readme_and_help_agree() -> None:
 # Examples
 
 
+@pytest.mark.slow  # .ci/run runs `make demo` itself
 def test_demo_runs_the_quantized_weights(tmp_path: Path) -> None:
+    # In a process of its own: the only example that a reader starts like this.
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(tmp_path / "demo-out")],
         capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False,

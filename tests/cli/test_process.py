@@ -206,11 +206,11 @@ def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[
     return text.decode(), process.returncode
 
 
-def test_colours_on_a_terminal_only(big: Path) -> None:
-    assert "\x1b[" in on_terminal("plan", big)[0]
-    assert "\x1b" not in on_terminal("plan", big, env={"NO_COLOR": "1"})[0]
-    assert "\x1b" not in on_terminal("plan", big, env={"TERM": "dumb"})[0]
-    assert "\x1b" not in spawn("plan", big).stdout
+def test_colours_on_a_terminal_only() -> None:
+    assert "\x1b[" in on_terminal("plan", DEMO)[0]
+    assert "\x1b" not in on_terminal("plan", DEMO, env={"NO_COLOR": "1"})[0]
+    assert "\x1b" not in on_terminal("plan", DEMO, env={"TERM": "dumb"})[0]
+    assert "\x1b" not in spawn("plan", DEMO).stdout
     assert "\x1b" not in spawn("plan", "absent").stderr
 
 

@@ -77,10 +77,10 @@ def _kill(source: Path, folder: Path, step: object, first: int = 1) -> dict[str,
 
 
 def test_a_kill_at_any_change_of_the_disk_costs_nothing_that_was_finished(source: Path, tmp_path: Path) -> None:
-    found = _kill(source, tmp_path / "kills", 12, first=5)
+    found = _kill(source, tmp_path / "kills", 30, first=5)
     assert found["faults"] == []
-    assert found["kills"] > 8
-    assert found["resumed"] > 3
+    assert found["kills"] > 3
+    assert found["resumed"] > 1
 
 
 @pytest.mark.slow

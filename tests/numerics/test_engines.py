@@ -112,6 +112,7 @@ def run_program(program: str, **environment: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.slow
 def test_an_unusable_cache_folder_does_not_matter(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -120,6 +121,7 @@ def test_an_unusable_cache_folder_does_not_matter(tmp_path: Path) -> None:
     assert run_program(program, NUMBA_CACHE_DIR=str(blocked / "cache"), HOME=str(blocked)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_corrupt_cache_does_not_matter(tmp_path: Path) -> None:
     assert run_program(PROGRAM, NUMBA_CACHE_DIR=str(tmp_path)) == EXPECTED
     files = [path for path in tmp_path.rglob("*.nb*") if path.is_file()]
