@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sparkquant import evidence
+from sparkquant import hub as hub_module
 from tests.cli.running import DEMO, invoke
+from tests.publishing.hub_server import WRITER
 from tests.publishing.running_hub import RunningHub, running_hub
 
 
@@ -54,9 +56,29 @@ def ready(evaluated: Path) -> Path:
     return evaluated
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[RunningHub]:
-    """A hub without repositories."""
-    (tmp_path / "hub").mkdir()
-    with running_hub(tmp_path / "hub") as found:
+@pytest.fixture(scope="session")
+def hub_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    """One server for all tests."""
+    with running_hub(tmp_path_factory.mktemp("hub")) as found:
         yield found
+
+
+@pytest.fixture
+def hub(hub_process: RunningHub, tmp_path: Path) -> RunningHub:
+    """A hub without repositories, and a client without a cache."""
+    hub_process.control("reset", {})
+    return RunningHub(hub_process.address, tmp_path / "hub")
+
+
+@pytest.fixture
+def client(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real client of this process, with its settings pointed at the hub and short pauses."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(hub.home / "token"))
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setattr(hub_module, "PAUSES", (0.01, 0.01))

@@ -7,6 +7,7 @@ READY is a file that receives the address once the server listens. Repositories 
 Rights: `hf_writer` owns the namespace `me`; `hf_reader` may read; any other token is unknown.
 Faults: POST /_control/faults takes a list of {"on": "METHOD regex", "status": 503, "times": 1}; with "after": true the
 request is carried out and only its answer is lost; with "cut": true the connection is closed instead of an answer.
+POST /_control/reset forgets everything, and takes {"page": entries of a listing, "part": bytes of an upload}.
 GET /_control/log returns every request as [method, path, answer]; GET /_control/tokens the tokens seen.
 """
 
@@ -91,8 +92,8 @@ class Repository:
 class State:
     """Everything that the hub knows."""
 
-    page: int
-    part: int
+    page: int = 1000
+    part: int = 5 * 2**30
     repositories: dict[str, Repository] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -227,6 +228,8 @@ class Handler(BaseHTTPRequestHandler):
     # The interface
 
     def control(self, what: str) -> Any:
+        if what == "reset":
+            Handler.state = State(**json.loads(self.data))
         if what == "faults":
             self.state.faults = [{"times": 1, **fault} for fault in json.loads(self.data)]
         if what == "objects":
@@ -458,10 +461,8 @@ def main() -> None:
     """Serve until the process is ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("ready", type=Path)
-    parser.add_argument("--page", type=int, default=1000)
-    parser.add_argument("--part", type=int, default=5 * 2**30)
     options = parser.parse_args()
-    Handler.state = State(options.page, options.part)
+    Handler.state = State()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     part = options.ready.with_suffix(".part")
     part.write_text(f"http://127.0.0.1:{server.server_address[1]}")

@@ -55,10 +55,10 @@ class RunningHub:
 
 
 @contextmanager
-def running_hub(folder: Path, *options: str) -> Iterator[RunningHub]:
+def running_hub(folder: Path) -> Iterator[RunningHub]:
     """Start a hub of its own, and end it."""
     ready = folder / "address"
-    process = subprocess.Popen([sys.executable, "-m", "tests.publishing.hub_server", str(ready), *options], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", "tests.publishing.hub_server", str(ready)], cwd=ROOT)
     try:
         limit = time.monotonic() + 60
         while not ready.exists():

@@ -7,6 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ from sparkquant.repository_recipe import calibration_of, recipe_path, repository
 from tests.cli.running import DEMO, ROOT, environment, invoke
 from tests.publishing.hub_server import WRITER
 from tests.publishing.running_hub import RunningHub
+
+# The client sends large files in a way that its transport has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 
 IN_REPOSITORY = ROOT / "examples" / "recipe-in-model-repo"
 PIPELINE = ROOT / "examples" / "publish-pipeline"
@@ -74,27 +80,22 @@ def test_the_first_name_counts_and_other_tools_files_do_not(repository: Path) ->
     assert sparkquant.plan(repository).recipe.name == "mine"
 
 
-def test_a_repository_on_the_hub_brings_its_recipe(repository: Path, hub: RunningHub, tmp_path: Path) -> None:
-    code = (
-        "import sys; from huggingface_hub import HfApi\n"
-        "api = HfApi(); api.create_repo('me/model'); api.upload_folder(repo_id='me/model', folder_path=sys.argv[1])\n"
-    )
+def test_a_repository_on_the_hub_brings_its_recipe(
+    repository: Path, hub: RunningHub, client: None, tmp_path: Path
+) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     shutil.copyfile(IN_REPOSITORY / "sparkquant.yaml", repository / "sparkquant.yaml")
-    _python(hub, code, repository)
+    disable_progress_bars()
+    HfApi().create_repo("me/model")
+    HfApi().upload_folder(repo_id="me/model", folder_path=repository)
     done = hub.run("quantize", "me/model", "--method", "rtn", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "recipe 'house-fp8': sparkquant.yaml of the repository" in done.stderr
     card = (tmp_path / "out" / "README.md").read_text()
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == ["me/model"]
     assert "huggingface.co/me/model) at revision `" in card
-
-
-def _python(hub: RunningHub, code: str, *arguments: object) -> None:
-    from tests.cli.running import command
-
-    line = [command()[0], "-c", code, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment(hub.environment()), check=False)
-    assert done.returncode == 0, done.stderr
 
 
 # Untrusted
@@ -384,12 +385,106 @@ def small_source(demo_source: Path, tmp_path: Path) -> Path:
     return with_recipe(folder, re.sub(r"^accept: .*$", "accept: {kl_mean: 0.05}", text, flags=re.MULTILINE))
 
 
+@dataclass(frozen=True)
+class Call:
+    """A `sparkquant ...` of a pipeline, and the token that it could see."""
+
+    arguments: tuple[str, ...]
+    token: str
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A `sparkquant` on the PATH that notes how it is called, and fails for the verb FAIL."""
+
+    environment: dict[str, str]
+    notes: Path
+
+    @property
+    def calls(self) -> list[Call]:
+        """All of them so far."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        return [Call(tuple(words[1:]), words[0].removeprefix("token=")) for words in map(shlex.split, lines)]
+
+
+@pytest.fixture
+def recorder(path_environment: dict[str, str], tmp_path: Path) -> Recorder:
+    """In the place of the real command, which takes seconds to start six times."""
+    note = "import shlex, sys; print(shlex.join(sys.argv[1:]))"
+    (tmp_path / "bin" / "sparkquant").write_text(
+        f'#!/bin/sh\n{shlex.join([sys.executable, "-S", "-I", "-c", note])} token=$HF_TOKEN "$@" >> "$NOTES"\n'
+        '[ "$1" != "${FAIL:-}" ]\n'
+    )
+    notes = tmp_path / "calls"
+    return Recorder({**path_environment, "NOTES": str(notes)}, notes)
+
+
+def run_shell_pipeline(source: Path, cwd: Path, env: dict[str, str]) -> Any:
+    env = {**env, **SMALL, "MODEL": str(source), "REPO": "me/demo", "HF_TOKEN": WRITER, "OUT": "out"}
+    line = ["sh", str(PIPELINE / "publish.sh"), "--private", "--allow-missing", "validate"]
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env=env, check=False)
+
+
+def run_workflow(source: Path, cwd: Path, env: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Steps with their results, up to the first that fails."""
+    given = {"inputs.model": str(source), "inputs.repo": "me/demo", "inputs.vllm": "", "secrets.HF_TOKEN": WRITER}
+    given |= {f"inputs.{name.lower()}": value for name, value in SMALL.items()}
+    for step in steps_of(PIPELINE / ".github/workflows/publish.yml"):
+        if step.get("if") == "inputs.vllm != ''":
+            continue
+        done = run_step(step, given, cwd, env)
+        yield step["name"], done
+        if done.returncode:
+            return
+
+
+VERBS = ["quantize", "verify", "evaluate", "publish"]
+
+
+def test_what_the_pipelines_call_publishes(
+    small_source: Path,
+    hub: RunningHub,
+    client: None,
+    recorder: Recorder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commands of both, with the words that the shell made of them, carried out in this process."""
+    assert run_shell_pipeline(small_source, tmp_path, recorder.environment).returncode == 0
+    shell = recorder.calls
+    assert [call.arguments[0] for call in shell] == VERBS
+    recorder.notes.unlink()
+    assert [name for name, _ in run_workflow(small_source, tmp_path, recorder.environment)] == ["plan", *VERBS]
+    plan, *workflow = recorder.calls
+    assert plan.arguments == ("plan", str(small_source))
+    assert [call.token for call in (plan, *workflow)] == ["", "", "", "", WRITER]
+    assert workflow[:3] == [Call(call.arguments, "") for call in shell[:3]]
+    monkeypatch.chdir(tmp_path)
+    for call in (*workflow[:3], workflow[3], shell[3]):
+        if call is shell[3]:
+            hub.control("reset", {})
+        done = invoke(*call.arguments)
+        assert done.exit_code == 0, (call.arguments, done.stderr)
+        assert WRITER not in done.stdout + done.stderr
+        if call.arguments[0] == "publish":
+            assert "status verified" in done.stdout
+            assert len(hub.control("messages")["me/demo"]) == 2
+            assert hub.get("/api/models/me/demo")["private"] is (call is shell[3])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_failed_verb_ends_the_pipelines(small_source: Path, recorder: Recorder, tmp_path: Path, verb: str) -> None:
+    env = {**recorder.environment, "FAIL": verb}
+    assert run_shell_pipeline(small_source, tmp_path, env).returncode != 0
+    assert [call.arguments[0] for call in recorder.calls] == VERBS[: VERBS.index(verb) + 1]
+    assert next(reversed([*run_workflow(small_source, tmp_path, env)]))[0] == verb
+
+
+@pytest.mark.slow
 def test_the_shell_pipeline_publishes(
     small_source: Path, hub: RunningHub, path_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    env = {**path_environment, **SMALL, "MODEL": str(small_source), "REPO": "me/demo", "HF_TOKEN": WRITER}
-    line = ["sh", str(PIPELINE / "publish.sh"), "--private", "--allow-missing", "validate"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    done = run_shell_pipeline(small_source, tmp_path, path_environment)
     assert done.returncode == 0, done.stderr
     assert "status verified" in done.stdout
     assert len(hub.control("messages")["me/demo"]) == 2
@@ -397,25 +492,18 @@ def test_the_shell_pipeline_publishes(
     assert WRITER not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_workflow_publishes(
     small_source: Path, hub: RunningHub, path_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    given = {"inputs.model": str(small_source), "inputs.repo": "me/demo", "inputs.vllm": "", "secrets.HF_TOKEN": WRITER}
-    given |= {f"inputs.{name.lower()}": value for name, value in SMALL.items()}
-    steps = steps_of(PIPELINE / ".github/workflows/publish.yml")
-    assert [step["name"] for step in steps] == ["plan", "quantize", "verify", "evaluate", "validate", "publish"]
-    assert [step["name"] for step in steps if "HF_TOKEN" in step["env"]] == ["publish"]
-    for step in steps:
-        if step.get("if") == "inputs.vllm != ''":
-            continue
-        done = run_step(step, given, tmp_path, path_environment)
-        assert done.returncode == 0, (step["name"], done.stderr)
+    for name, done in run_workflow(small_source, tmp_path, path_environment):
+        assert done.returncode == 0, (name, done.stderr)
         assert WRITER not in done.stdout + done.stderr
     assert "status verified" in (tmp_path / "summary.md").read_text()
     assert len(hub.control("messages")["me/demo"]) == 2
 
 
-def test_a_failed_verb_ends_the_workflow(path_environment: dict[str, str], tmp_path: Path) -> None:
-    (step,) = [s for s in steps_of(PIPELINE / ".github/workflows/publish.yml") if s["name"] == "evaluate"]
-    given = {f"inputs.{name}": "" for name in ("model", "repo", "recipe", "rows", "tokens", "vllm")}
-    assert run_step(step, given, tmp_path, path_environment).returncode != 0
+def test_the_token_is_in_the_last_step_alone() -> None:
+    steps = steps_of(PIPELINE / ".github/workflows/publish.yml")
+    assert [step["name"] for step in steps] == ["plan", "quantize", "verify", "evaluate", "validate", "publish"]
+    assert [step["name"] for step in steps if "HF_TOKEN" in step["env"]] == ["publish"]
