@@ -9,18 +9,21 @@ from typing import Any
 from sparkquant.backend_job import BackendJob
 from sparkquant.backends import Backend
 from sparkquant.backends.bands import BandBackend
+from sparkquant.decisions import Plan
 from sparkquant.quantizers import quantizer_of
-from sparkquant.recipe import Recipe
 
 Records = dict[str, dict[str, Any]]
 """What a result keeps about its making: file name below sparkquant/ without its ending, and content."""
 
 
-def require_method(recipe: Recipe) -> None:
-    """EnvironmentMissing when the package behind the method is not there: known before any work."""
-    quantizer = quantizer_of(recipe.method)
+def require_method(plan: Plan, *, device: str, max_memory: int | None) -> None:
+    """Errors when the package behind the method, its device or memory is not there: known before a folder is made."""
+    quantizer = quantizer_of(plan.recipe.method)
     if quantizer is not None:
         quantizer.require()
+        from sparkquant.delegated import require_machine
+
+        require_machine(plan, device=device, max_memory=max_memory)
 
 
 @contextmanager

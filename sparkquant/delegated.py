@@ -41,16 +41,13 @@ LOG_LINES = 12
 def delegated_backend(job: BackendJob) -> Iterator[tuple[PreparedBackend, dict[str, Any]]]:
     """Run the method's quantizer, or find what an interrupted run of this job left, and yield a backend and its record.
 
-    Raises EnvironmentMissing when the package is absent or fails, Resumable when the child was killed, CheckFailed when
-    it quantized other modules than the plan's or changed what the plan keeps.
+    Raises EnvironmentMissing when the package fails, Resumable when the child was killed, CheckFailed when it quantized
+    other modules than the plan's or changed what the plan keeps.
     """
     plan, listener = job.plan, job.listener
     quantizer = quantizer_of(plan.recipe.method)
     assert quantizer is not None
-    quantizer.require()
     device = usable_device(job.device)
-    require_device(plan.decisions.values(), plan.recipe.method, device)
-    _require_memory(plan, job.max_memory)
     decisions = [d for d in plan.decisions.values() if d.scheme is not None and d.layer_class is not LayerClass.MTP]
     with private_folder(job.key, outside=job.target) as folder:
         if not (folder / "outcome.json").exists():
@@ -71,8 +68,10 @@ def delegated_backend(job: BackendJob) -> Iterator[tuple[PreparedBackend, dict[s
         yield PreparedBackend(folder), _record(plan, quantizer, outcome, decisions, device)
 
 
-def _require_memory(plan: Plan, limit: int | None) -> None:
-    needed, free = plan.footprint.working_bytes, limit or available_bytes("cpu")
+def require_machine(plan: Plan, *, device: str, max_memory: int | None) -> None:
+    """EnvironmentMissing when the method cannot run on this device, UsageError when the whole model does not fit."""
+    require_device(plan.decisions.values(), plan.recipe.method, usable_device(device))
+    needed, free = plan.footprint.working_bytes, max_memory or available_bytes("cpu")
     if needed > free:
         raise UsageError(
             f"method {plan.recipe.method.name} holds the whole model: it needs {needed / 2**30:.1f} GiB,"

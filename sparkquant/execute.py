@@ -102,7 +102,7 @@ def quantize(
         engine=engine,
         allow_requantize=allow_requantize,
     )
-    require_method(chosen)
+    require_method(plan, device=device, max_memory=max_memory)
     found = Source(as_16_bit(found.checkpoint), found.overlay)
     for note in plan.notes:
         listener(Said(note))

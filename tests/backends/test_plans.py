@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 from collections.abc import Callable
@@ -135,6 +136,26 @@ def test_another_release_of_a_package_is_refused_too(monkeypatch: pytest.MonkeyP
     result = invoke("quantize", DEMO, "-r", "qwen-hybrid-nvfp4-fp8-modelopt", "-o", tmp_path / "out")
     assert result.exit_code == 5
     assert re.search(r"needs numpy 0\.47\.0, and \d+\.\S+ is installed", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "told"),
+    [
+        (("--method", "{name: modelopt, algorithm: mse}", "--device", "cpu"), 5, "on a CUDA device alone"),
+        (("--device", "cuda:99"), 5, "device 'cuda:99' cannot be used"),
+        (("--max-memory", "1MiB"), 2, "holds the whole model"),
+    ],
+)
+def test_a_machine_that_cannot_do_it_is_refused_before_a_folder_is_made(
+    given: tuple[str, ...], code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = replace(QUANTIZERS["modelopt"], distribution="torch", version=importlib.metadata.version("torch"))
+    monkeypatch.setattr(quantizers, "QUANTIZERS", {**QUANTIZERS, "modelopt": present})
+    out = tmp_path / "made" / "out"
+    result = invoke("quantize", DEMO, "-r", "qwen-hybrid-nvfp4-fp8-modelopt", "-o", out, *given)
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert not out.parent.exists()
 
 
 def test_planning_imports_no_quantizer_and_no_torch() -> None:

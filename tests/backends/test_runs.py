@@ -51,9 +51,7 @@ def is_as_planned(made: sparkquant.Quantized, source: Path) -> None:
         case("qwen3_next", {}, "qwen-hybrid-w4a16", AUTOROUND, method="autoround", id="autoround, experts"),
         case("qwen3_5", {"float32_state": True}, NVFP4, "modelopt", method="modelopt", id="modelopt"),
         case("qwen3_5_moe", {}, NVFP4, "modelopt", method="modelopt", id="modelopt, fused experts"),
-        case(
-            "qwen3_next", {}, "qwen-hybrid-fp8", {"name": "modelopt", "algorithm": "mse"}, method="modelopt", id="mse"
-        ),
+        case("qwen3_next", {}, "qwen-hybrid-fp8", MODELOPT_MSE, method="modelopt", id="modelopt, mse"),
     ],
 )
 def test_a_result_is_the_plan(
