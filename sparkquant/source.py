@@ -35,10 +35,10 @@ class Source:
 def locate(model: Model, *, source: str | os.PathLike[str] | None = None) -> Source:
     """Find the checkpoint behind `model`: a local folder, a hub id, or a live module (see `sparkquant.live`)."""
     if isinstance(model, str | os.PathLike):
-        return Source(Checkpoint.open(_folder(model)))
+        return Source(Checkpoint.open(folder_of(model)))
     from sparkquant.live import overlay_of, source_folder
 
-    checkpoint = Checkpoint.open(_folder(source_folder(model, source)))
+    checkpoint = Checkpoint.open(folder_of(source_folder(model, source)))
     return Source(checkpoint, overlay_of(model, checkpoint))
 
 
@@ -58,7 +58,8 @@ def local_path(folder: Any) -> Path:
     return path
 
 
-def _folder(model: str | os.PathLike[str]) -> Path:
+def folder_of(model: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint lies: a folder, or a hub id, which is downloaded. What is in it is not judged here."""
     path = local_path(model)
     if path.is_dir():
         return path

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def bench(
     target: Annotated[
-        list[str], typer.Argument(metavar="OUT | compare A B", help="A checkpoint, or two records.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="OUT | compare A B", help="A checkpoint or a hub id; or two records.", show_default=False
+        ),
     ],
     vllm: VllmOption = None,
     url: UrlOption = None,
@@ -79,9 +82,12 @@ def bench(
         raise UsageError(f"{len(target)} checkpoints at once", hint="pass one, or `compare A B` for two records")
     from sparkquant import evidence
     from sparkquant.marlin.bench import bench as run
+    from sparkquant.marlin.places import writable_file
 
-    out = Path(target[0])
-    before = evidence.state_of(out) if out.is_dir() else None
+    out = target[0]
+    before = evidence.state_of(out) if Path(out).is_dir() else None
+    if record is not None:
+        writable_file(record)
     with progress() as listener:
         found = run(
             out, vllm=vllm, url=url, server_log=server_log, drafts=drafts, rounds=rounds, max_tokens=max_tokens, tp=tp,

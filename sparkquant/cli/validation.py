@@ -37,7 +37,7 @@ LogOption = Annotated[
 
 
 def validate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A quantized checkpoint.", show_default=False)],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A quantized checkpoint, or a hub id.", show_default=False)],
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="SRC", help="The checkpoint that it was made from, served too.")
     ] = None,
@@ -72,6 +72,7 @@ def validate(
     ] = (0.85),
     parallel: Annotated[int, typer.Option("--parallel", metavar="N", help="Servers at once.")] = 1,
     start_limit: Annotated[str, typer.Option("--start-limit", metavar="DURATION", help="Of a server's start.")] = "30m",
+    answer_limit: Annotated[str, typer.Option("--answer-limit", metavar="DURATION", help="Of one answer.")] = "10m",
     vllm_arg: ArgumentOption = None,
     logs: Annotated[
         Path | None, typer.Option("--logs", metavar="DIR", help="For the servers' logs (OUT.validate).")
@@ -96,13 +97,14 @@ def validate(
     from sparkquant import evidence
     from sparkquant.marlin.validate import validate as run
 
-    before = evidence.state_of(out) if out.is_dir() else None
+    before = evidence.state_of(out) if Path(out).is_dir() else None
     with progress() as listener:
         found = run(
             out, reference=reference, reference_record=reference_record, vllm=vllm, url=url, server_log=server_log,
             tp=tp, quick=quick, soak_seconds=0.0 if soak is None else seconds_of(soak, "--soak"), data=data,
             rows=rows, max_tokens=max_tokens, drafts=drafts, capability=capability, memory=memory, parallel=parallel,
-            start_limit=seconds_of(start_limit, "--start-limit"), vllm_args=words_of(vllm_arg), logs=logs,
+            start_limit=seconds_of(start_limit, "--start-limit"),
+            answer_limit=seconds_of(answer_limit, "--answer-limit"), vllm_args=words_of(vllm_arg), logs=logs,
             save_reference=save_reference, listener=listener,
         )  # fmt: skip
         if before is not None and not evidence.unrecordable(out):
@@ -194,4 +196,5 @@ def _capacity(found: Validation) -> Iterator[RenderableType]:
             most = (
                 "" if log.max_concurrency is None else f", {log.max_concurrency:.1f} requests of {log.max_model_len:,}"
             )
-            yield Text(f"{role}: weights {log.load_gib} GiB, KV cache {log.kv_cache_tokens:,} tokens{most}")
+            ranks = "" if (log.tensor_parallel or 1) == 1 else " on a rank"
+            yield Text(f"{role}: weights {log.load_gib} GiB{ranks}, KV cache {log.kv_cache_tokens:,} tokens{most}")

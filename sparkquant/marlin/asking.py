@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
-
-from sparkquant.marlin.client import GREEDY, NOT_A_NUMBER, Client, at_once
+from sparkquant.marlin import replies
+from sparkquant.marlin.client import GREEDY, Client, at_once
 from sparkquant.marlin.noun import Noun
+from sparkquant.marlin.replies import Completion
 
 PROMPTS = (
     "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is",
@@ -24,6 +24,7 @@ PROMPTS = (
 """Distinct, so that no stream is served from another's cache."""
 TIME_LIMIT = 120.0
 MAX_TOKENS = 96
+REFUSED = ("HTTP 400", "HTTP 422")
 
 
 class Answer(Noun):
@@ -37,37 +38,36 @@ class Answer(Noun):
     error: str
 
 
-def ask(url: str, *, concurrency: int, prompts: Sequence[str] = PROMPTS, max_tokens: int = MAX_TOKENS) -> list[Answer]:
+def ask(
+    url: str, *, concurrency: int, prompts: Sequence[str] = PROMPTS, max_tokens: int = MAX_TOKENS,
+    limit: float = TIME_LIMIT,
+) -> list[Answer]:  # fmt: skip
     """All prompts as text, greedy, so many at a time. A request that fails is an answer with an `error`.
 
     Text, not token ids: the tokenizer of somebody else's server is not at hand. Raises EnvironmentMissing when no
     server answers.
     """
-    with Client(url, limit=TIME_LIMIT) as server, httpx.Client(timeout=TIME_LIMIT, trust_env=False) as http:
-        address, model = f"{server.url}/v1/completions", server.model
+    with Client(url, limit=limit) as server:
+        server.model  # noqa: B018  asked for once, before several threads do
 
         def one(index: int) -> Answer:
-            return _complete(http, address, model, index, prompts[index], max_tokens)
+            return _complete(server, index, prompts[index], max_tokens)
 
         return at_once(one, range(len(prompts)), concurrency)
 
 
-def _complete(http: httpx.Client, address: str, model: str, index: int, prompt: str, max_tokens: int) -> Answer:
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1}
+def _complete(server: Client, index: int, prompt: str, max_tokens: int) -> Answer:
+    body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "logprobs": 1}
+    answer, error = server.ask(prompt, {**body, **GREEDY, "return_token_ids": True})
+    if error.startswith(REFUSED):  # a server that refuses fields it does not know
+        answer, error = server.ask(prompt, body)
+    if error.startswith(replies.NAN):
+        return Answer(prompt=index, text="", token_ids=(), logprobs=(math.nan,), finish_reason="", error="")
     try:
-        reply = http.post(address, json={**body, **GREEDY, "return_token_ids": True})
-        if reply.status_code in (400, 422):  # a server that refuses fields it does not know
-            reply = http.post(address, json=body)
-        if reply.status_code != 200 and NOT_A_NUMBER in reply.text:
-            return Answer(prompt=index, text="", token_ids=(), logprobs=(math.nan,), finish_reason="", error="")
-        reply.raise_for_status()
-        choice = reply.json()["choices"][0]
-        told = choice.get("logprobs") or {}
-        return Answer(
-            prompt=index, text=str(choice.get("text") or ""), error="",
-            token_ids=tuple(choice.get("token_ids") or ()), logprobs=tuple(told.get("token_logprobs") or ()),
-            finish_reason=str(choice.get("finish_reason") or ""),
-        )  # fmt: skip
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"[:300]
-        return Answer(prompt=index, text="", token_ids=(), logprobs=(), finish_reason="", error=what)
+        found = Completion(error=error) if error else replies.completion(answer["choices"][0], 0.0, 0)
+    except replies.MALFORMED as wrong:
+        found = Completion(error=replies.malformed(wrong))
+    return Answer(
+        prompt=index, text=found.text, error=found.error, token_ids=found.token_ids, logprobs=found.logprobs,
+        finish_reason=found.finish_reason,
+    )  # fmt: skip

@@ -11,29 +11,41 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sparkquant import events
 from sparkquant.checkpoint import Checkpoint
-from sparkquant.engine.versions import engine_named
+from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckFailed, EnvironmentMissing, UsageError
 from sparkquant.evaluation_data import Data
 from sparkquant.events import Said
-from sparkquant.marlin.bench_record import FEWEST_ROUNDS, BenchRecord, make_record
-from sparkquant.marlin.client import Client, Completion, at_once
+from sparkquant.marlin.bench_record import FEWEST_ROUNDS, BenchRecord, make_record, require_conditions
+from sparkquant.marlin.client import Client, at_once
 from sparkquant.marlin.controls import SERVED
 from sparkquant.marlin.dialect import DIALECTS, Settings
 from sparkquant.marlin.log import read_log_file
 from sparkquant.marlin.machine import look
-from sparkquant.marlin.metrics import Acceptance
+from sparkquant.marlin.metrics import CACHE_QUERIES, Acceptance
+from sparkquant.marlin.places import place_beside, writable_file
 from sparkquant.marlin.preflight import preflight
 from sparkquant.marlin.prompts import Ask, Prompts, prompts_of
-from sparkquant.marlin.server import START_LIMIT, Launch, Server, command_of, version_of
+from sparkquant.marlin.replies import Completion
+from sparkquant.marlin.server import (
+    START_LIMIT,
+    Launch,
+    Server,
+    command_of,
+    require_own_words,
+    require_share,
+    version_of,
+)
 from sparkquant.marlin.server_log import ServerLog
+from sparkquant.source import folder_of
 
 WIDTHS = (1, 2, 4, 8)
 ASKS = 16
@@ -90,9 +102,9 @@ def bench(
     chosen = Options(**options)
     if url is not None and vllm is not None:
         raise UsageError("--url is a server that runs, --vllm starts one", hint="pass one of them")
-    if chosen.rounds < FEWEST_ROUNDS:
-        raise UsageError(f"{chosen.rounds} rounds have no honest median", hint=f"pass at least {FEWEST_ROUNDS}")
-    checkpoint = Checkpoint.open(Path(out), strict=False)
+    _refuse(chosen)
+    folder = folder_of(out)
+    checkpoint = Checkpoint.open(folder, strict=False)
     room = MAX_MODEL_LEN - chosen.max_tokens - 8
     prompts = prompts_of(
         checkpoint,
@@ -103,16 +115,42 @@ def bench(
         tokens=PREFILL_TOKENS,
         thinking=chosen.thinking,
     )
-    known: dict[str, Any] = {"model": Path(out).resolve().name, "prompts": prompts.digest, "thinking": chosen.thinking}
-    if url is not None:
-        log = None if server_log is None else read_log_file(server_log)
-        with Client(url) as client:
-            return make_record({**known, **_at_url(client, log, chosen), **measure(client, prompts, chosen, listener)})
-    return _started(Path(out), vllm, prompts, chosen, known, listener)
+    name = folder.resolve().name if Path(out).is_dir() else Path(out).name
+    known: dict[str, Any] = {"model": name, "prompts": prompts.digest, "thinking": chosen.thinking}
+    if url is None:
+        log = chosen.log or place_beside(folder, f"{name}.bench.log")
+        return _started(folder, str(out), vllm, prompts, replace(chosen, log=log), known, listener)
+    told = None if server_log is None else read_log_file(server_log)
+    with Client(url) as client:
+        known |= {**_at_url(client, told, chosen)}
+        require_conditions(known)
+        return make_record({**measure(client, prompts, chosen, listener), **known})
+
+
+def _refuse(chosen: Options) -> None:
+    """UsageError for what no record can come of, before anything is started."""
+    if chosen.rounds < FEWEST_ROUNDS:
+        raise UsageError(f"{chosen.rounds} rounds have no honest median", hint=f"pass at least {FEWEST_ROUNDS}")
+    if not 2 <= chosen.max_tokens <= MAX_MODEL_LEN // 2:
+        raise UsageError(
+            f"answers of {chosen.max_tokens} tokens cannot be measured", hint=f"pass 2 to {MAX_MODEL_LEN // 2}"
+        )
+    if chosen.drafts < 0 or chosen.tp < 1 or not chosen.start_limit > 0:
+        raise UsageError("drafts, tp and the limit of the start are counts", hint="pass positive numbers")
+    if chosen.capability is not None:
+        require_capability(chosen.capability)
+    require_share(chosen.memory)
+    require_own_words(chosen.vllm_args)
 
 
 def _started(
-    out: Path, vllm: str | None, prompts: Prompts, chosen: Options, known: dict[str, Any], listener: events.Listener
+    out: Path,
+    called: str,
+    vllm: str | None,
+    prompts: Prompts,
+    chosen: Options,
+    known: dict[str, Any],
+    listener: events.Listener,
 ) -> BenchRecord:
     command = command_of(vllm)
     version = version_of(command)
@@ -124,35 +162,35 @@ def _started(
     settings += dialect.atomic_add(True)
     settings += dialect.drafting(chosen.drafts) if chosen.drafts else Settings()
     base = (
-        "--no-enable-prefix-caching",
-        "--max-model-len",
-        str(MAX_MODEL_LEN),
-        "--gpu-memory-utilization",
-        f"{chosen.memory:.3f}",
-    )
+        "--no-enable-prefix-caching", "--max-model-len", str(MAX_MODEL_LEN),
+        "--gpu-memory-utilization", f"{chosen.memory:.3f}",
+    )  # fmt: skip
     ranks = ("--tensor-parallel-size", str(chosen.tp)) if chosen.tp > 1 else ()
     arguments = (*base, *ranks, *settings.arguments, *chosen.vllm_args)
-    log = chosen.log or out.with_name(f"{out.resolve().name}.bench.log")
+    log = writable_file(chosen.log or Path(f"{called}.bench.log"))
+    known |= {
+        "versions": _versions(version, machine.driver), "capability": capability,
+        "hardware": chosen.hardware or ", ".join(gpu.name for gpu in machine.gpus[: chosen.tp]),
+        "environment": {**settings.environment, **_inherited()}, "arguments": arguments,
+        "speculation": {"method": "mtp" if chosen.drafts else "none", "k": chosen.drafts},
+    }  # fmt: skip
+    require_conditions(known)
     launch = Launch(
         command, (str(out), "--served-model-name", SERVED, *arguments),
         {"VLLM_NO_USAGE_STATS": "1", **settings.environment}, log,
     )  # fmt: skip
+    closer = f"sparkquant diagnose {shlex.quote(called)} --server-log {shlex.quote(str(log))}"
     with Server(launch) as server:
         listener(Said(f"starting {command[0]}; its output goes to {log}"))
         if failed := server.wait_ready(chosen.start_limit):
-            raise EnvironmentMissing(
-                f"the server did not start: {failed}", hint=f"sparkquant diagnose {out} --server-log {log}"
-            )
+            raise EnvironmentMissing(f"the server did not start: {failed}", hint=closer)
         with Client(server.url, model=SERVED) as client:
-            numbers = measure(client, prompts, chosen, listener)
-    told = read_log_file(log)
-    hardware = chosen.hardware or ", ".join(gpu.name for gpu in machine.gpus[: chosen.tp])
-    return make_record({
-        **known, **numbers, "versions": _versions(version), "capability": capability, "hardware": hardware,
-        "environment": {**settings.environment, **_inherited()}, "arguments": arguments,
-        "speculation": {"method": "mtp" if chosen.drafts else "none", "k": chosen.drafts},
-        "kv_cache_tokens": told.kv_cache_tokens or numbers.get("kv_cache_tokens"),
-    })  # fmt: skip
+            try:
+                numbers = measure(client, prompts, chosen, listener)
+            except CheckFailed as error:
+                raise CheckFailed(error.what, hint=closer) from None
+    kv = read_log_file(log).kv_cache_tokens or numbers.get("kv_cache_tokens")
+    return make_record({**numbers, **known, "kv_cache_tokens": kv})
 
 
 def _inherited() -> dict[str, str]:
@@ -163,10 +201,10 @@ def _inherited() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _versions(engine: str) -> dict[str, str]:
+def _versions(engine: str, driver: str = "") -> dict[str, str]:
     from sparkquant import version
 
-    return {"vllm": engine, "sparkquant": version()}
+    return {"vllm": engine, "sparkquant": version(), **({"driver": driver} if driver else {})}
 
 
 def _at_url(client: Client, log: ServerLog | None, chosen: Options) -> dict[str, Any]:
@@ -225,12 +263,15 @@ def measure(
     prefill = state.prefill(prompts.rows)
     listener(Said("measured: prefill"))
     end = client.metrics()
+    counted = not state.cached or end.since(begin, CACHE_QUERIES) is not None
     hits = end.cache_hit_rate(begin) or 0.0
+    cache = {"state": "off" if not state.cached else "warm" if hits > 0 else "cold", "hit_rate": hits}
     answers = state.answers
     kv = end.cache.get("kv_cache_size_tokens", "")
     return {
         "decode": decode, "aggregate": aggregate, "acceptance": acceptance, **prefill,
-        "cache": {"state": "off" if not state.cached else "warm" if hits > 0 else "cold", "hit_rate": hits},
+        # Nobody knows whether a server that does not count its hits had some.
+        **({"cache": cache} if counted else {}),
         "lengths": {
             "prompt": sum(a.prompt_tokens for a in answers) / len(answers),
             "output": sum(a.tokens for a in answers) / len(answers), "max_tokens": chosen.max_tokens,

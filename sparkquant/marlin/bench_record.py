@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,11 @@ from sparkquant.marlin.metrics import Acceptance
 from sparkquant.marlin.noun import Noun
 
 KIND = "sparkquant-bench"
+MEASURED = (
+    "decode", "aggregate", "prefill", "first_token", "acceptance", "cache", "lengths", "kv_cache_tokens",
+    "distinct_prompts", "warm_up_rounds",
+)  # fmt: skip
+"""Fields that a measurement gives."""
 FEWEST_ROUNDS = 3
 NOTICEABLE_HITS = 0.01
 """Share of prompt tokens from the prefix cache that inflates a number (8 equal prompts: 11 % at concurrency 8)."""
@@ -148,19 +153,32 @@ def make_record(fields: Mapping[str, Any]) -> BenchRecord:
     try:
         return BenchRecord.model_validate({"kind": KIND, **fields})
     except ValidationError as error:
-        problems = [Problem(".".join(map(str, e["loc"])) or "record", e["msg"]) for e in error.errors()]
-        raise UsageError(
-            "a benchmark without these conditions says nothing, so no record is made",
-            hint="pass --server-log FILE, --capability C, --hardware TEXT and --env NAME=VALUE (or --env none)",
-            problems=problems,
-        ) from None
+        raise _refused([Problem(".".join(map(str, e["loc"])) or "record", e["msg"]) for e in error.errors()]) from None
+
+
+def require_conditions(fields: Mapping[str, Any], later: Collection[str] = MEASURED) -> None:
+    """The same UsageError before anything is measured, for what will not come `later`."""
+    try:
+        BenchRecord.model_validate({"kind": KIND, **fields})
+    except ValidationError as error:
+        told = [(e["loc"], e["msg"]) for e in error.errors() if e["loc"] and e["loc"][0] not in later]
+        if told:
+            raise _refused([Problem(".".join(map(str, loc)), what) for loc, what in told]) from None
+
+
+def _refused(problems: list[Problem]) -> UsageError:
+    return UsageError(
+        "a benchmark without these conditions says nothing, so no record is made",
+        hint="pass --server-log FILE, --capability C, --hardware TEXT and --env NAME=VALUE (or --env none)",
+        problems=problems,
+    )
 
 
 def load_record(path: str | os.PathLike[str]) -> BenchRecord:
     """A record from a file. Raises UsageError when it is none."""
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", hint="pass what `sparkquant bench --out` wrote") from None
     if isinstance(given, dict) and given.get("verb") == "bench":
         given = given.get("result")  # a record of evidence

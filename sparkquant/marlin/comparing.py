@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparkquant.marlin.client import Position
 from sparkquant.marlin.controls import Observation, Role
 from sparkquant.marlin.noun import Noun
-from sparkquant.marlin.numbers import Divergence, divergence
+from sparkquant.marlin.numbers import Divergence, Position, divergence
 from sparkquant.marlin.prompts import Prompts
 
 

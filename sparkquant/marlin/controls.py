@@ -18,11 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sparkquant.marlin.client import Client, Completion, Position, at_once
+from sparkquant.marlin.client import TIME_LIMIT, Client, at_once
 from sparkquant.marlin.coherence import Finding, inspect
 from sparkquant.marlin.dialect import Dialect, Settings
 from sparkquant.marlin.metrics import CORRUPTED, PREEMPTED, Acceptance
+from sparkquant.marlin.numbers import Position
 from sparkquant.marlin.prompts import Prompts
+from sparkquant.marlin.replies import Completion
 from sparkquant.marlin.server import START_LIMIT
 from sparkquant.marlin.server_log import ServerLog
 
@@ -69,6 +71,7 @@ class Observation:
     scoring    the first error of scoring, "" without one
     acceptance of the drafts while the asks were answered, all and by kind of ask
     seconds    from the start of the process until it answered
+    doubts     what is not known of the log of a server that somebody else started
     """
 
     role: Role
@@ -86,6 +89,7 @@ class Observation:
     preempted: float | None = None
     seconds: float = 0.0
     died: str = ""
+    doubts: Sequence[str] = ()
 
     def findings(self, concurrency: int) -> dict[int, tuple[Finding, ...]]:
         """What is wrong with the answers, by number of the ask; errors of requests are found apart."""
@@ -151,6 +155,7 @@ class Bench:
     extra: tuple[str, ...] = ()
     max_tokens: int = 256
     start_limit: float = START_LIMIT
+    answer_limit: float = TIME_LIMIT
 
 
 def questions(client: Client, prompts: Prompts, concurrencies: Sequence[int], max_tokens: int) -> dict[str, Any]:

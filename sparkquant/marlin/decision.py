@@ -32,6 +32,7 @@ class Case:
     expected     runs that were to be made; one that is not among `seen` is missing
     drafts       the checkpoint has a draft head that the engine can use
     capability   "" where nobody knows it
+    log          the file that the candidate's log went to; OUT.validate/candidate.log where nobody says
     """
 
     out: str
@@ -43,6 +44,8 @@ class Case:
     drafts: bool
     capability: str
     reference_acceptance: Acceptance | None
+    log: str = ""
+    tp: int = 1
     evidence: list[Evidence] = field(default_factory=list)
 
     def note(self, what: str, where: str, points: Outcome | None = None, source: str = "control") -> None:
@@ -131,20 +134,31 @@ def _coherence(case: Case) -> Verdict | None:
         what = "the reference's own answers are structurally broken: the engine, or the reference, is at fault"
         case.note(what, Role.REFERENCE, source="coherence")
         missing = ("a reference whose answers are sound",)
-        return case.verdict(Outcome.INCONCLUSIVE, what, _diagnose(case), missing)
+        return case.verdict(Outcome.INCONCLUSIVE, what, look_closer(case), missing)
     found = _broken(case, Role.CANDIDATE, 1)
     for number, what in list(found.items())[:SHOWN]:
         case.note(f"{_prompt(number)}: {what}", Role.CANDIDATE, source="coherence")
     if not found:
         if errors := case.candidate.errors():
             case.note(errors[0], Role.CANDIDATE, source="coherence")
-            return case.verdict(
-                Outcome.INCONCLUSIVE, f"requests fail: {errors[0]}", _diagnose(case), ("answers to every prompt",)
-            )
+            return _unanswered(case, errors[0])
         return None
     broken = len([number for number in found if number >= 0])
     what = f"{broken} answers of {len(case.candidate.answers.get(1, ()))} are structurally broken"
     return _who(case, what)
+
+
+def _unanswered(case: Case, error: str) -> Verdict:
+    """Requests that fail: a control on the same weights that answers all of them says whose fault it is."""
+    what = f"requests fail: {error}"
+    for role in CONTROLS:
+        run = case.seen.get(role)
+        if run is None or run.failed or run.died or run.errors():
+            continue
+        outcome = Outcome.EXECUTION_FAULT if role is Role.EAGER else Outcome.KERNEL_FAULT
+        case.note(f"{role}: answers every prompt", role, outcome, source="coherence")
+        return case.verdict(outcome, f"{what}; {role} answers everything on the same weights", look_closer(case))
+    return case.verdict(Outcome.INCONCLUSIVE, what, look_closer(case), ("answers to every prompt",))
 
 
 def _prompt(number: int) -> str:
@@ -159,10 +173,10 @@ def _who(case: Case, what: str) -> Verdict:
     for role, is_sound in runs.items():
         case.note(f"{role}: {'sound' if is_sound else 'broken too'}", role, source="coherence")
     if runs.get(Role.EAGER):
-        return case.verdict(Outcome.EXECUTION_FAULT, f"{what}; eager is right on the same weights", _diagnose(case))
+        return case.verdict(Outcome.EXECUTION_FAULT, f"{what}; eager is right on the same weights", look_closer(case))
     if runs.get(Role.BACKEND) or runs.get(Role.ATOMIC_OFF):
         right = "another kernel" if runs.get(Role.BACKEND) else "Marlin without atomic adds"
-        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; {right} is right on the same weights", _diagnose(case))
+        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; {right} is right on the same weights", look_closer(case))
     if not any(role in runs for role in CONTROLS):
         missing = ("a control on the same weights: eager, or another kernel",)
         return case.verdict(Outcome.INCONCLUSIVE, what, _again(case), missing)
@@ -197,7 +211,7 @@ def _crowd(case: Case) -> Verdict | None:
             case.note(run.died, role, Outcome.KERNEL_FAULT, "log")
         if found or run.died:
             what = f"the same prompts are right alone and broken among {CONCURRENCY}" if found else run.died
-            return case.verdict(Outcome.KERNEL_FAULT, what, _diagnose(case))
+            return case.verdict(Outcome.KERNEL_FAULT, what, look_closer(case))
     return None
 
 
@@ -214,7 +228,7 @@ def _controls(case: Case) -> Verdict | None:
     if not apart and crowd is not None and crowd.kl > limit:
         case.note(f"KL to concurrent {crowd.kl:.4f}, limit {limit:.4f}", Role.CONCURRENT, Outcome.KERNEL_FAULT)
         what = f"the same rows differ by {crowd.kl:.3f} nats when they are computed among {CONCURRENCY}"
-        return case.verdict(Outcome.KERNEL_FAULT, what, _diagnose(case))
+        return case.verdict(Outcome.KERNEL_FAULT, what, look_closer(case))
     if not apart:
         return None
     told = ", ".join(f"{role} by {kl:.3f} nats" for role, kl in apart.items())
@@ -223,21 +237,21 @@ def _controls(case: Case) -> Verdict | None:
     mine = near[Role.CANDIDATE]
     if mine is None:
         if Role.BACKEND in apart and Role.EAGER in apart:
-            return case.verdict(Outcome.KERNEL_FAULT, what, _diagnose(case))
+            return case.verdict(Outcome.KERNEL_FAULT, what, look_closer(case))
         if Role.EAGER in apart and Role.BACKEND in case.compared.controls:
             missing = ("a reference: who of them is right",)
             return case.verdict(Outcome.INCONCLUSIVE, what, f"{_again(case)} --reference SRC", missing)
         if Role.EAGER in apart:
-            return case.verdict(Outcome.EXECUTION_FAULT, what, _diagnose(case))
-        return case.verdict(Outcome.KERNEL_FAULT, what, _diagnose(case))
+            return case.verdict(Outcome.EXECUTION_FAULT, what, look_closer(case))
+        return case.verdict(Outcome.KERNEL_FAULT, what, look_closer(case))
     eager = near.get(Role.EAGER)
     if eager is not None and eager.kl < mine.kl:
-        return case.verdict(Outcome.EXECUTION_FAULT, f"{what}; eager is nearer to the reference", _diagnose(case))
+        return case.verdict(Outcome.EXECUTION_FAULT, f"{what}; eager is nearer to the reference", look_closer(case))
     better = [role for role, found in near.items() if role not in (Role.CANDIDATE,) and found and found.kl < mine.kl]
     if better:
-        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; {better[0]} is nearer to the reference", _diagnose(case))
+        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; {better[0]} is nearer to the reference", look_closer(case))
     if mine.kl > case.thresholds.reference_kl:
-        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; none is near the reference", _diagnose(case))
+        return case.verdict(Outcome.KERNEL_FAULT, f"{what}; none is near the reference", look_closer(case))
     # The candidate is the nearest one and within its limit: the control is at fault, not what is judged.
     case.note(f"{what}; the candidate is the nearest to the reference: the control is at fault", Role.CANDIDATE)
     return None
@@ -280,7 +294,7 @@ def _drafting(case: Case) -> Verdict | None:
         return case.verdict(
             outcome,
             what,
-            logged.next if logged is not None else _diagnose(case),
+            logged.next if logged is not None else look_closer(case),
             ("drafts",) if outcome is Outcome.INCONCLUSIVE else (),
         )
     what = complaint(run.acceptance, case.reference_acceptance, case.thresholds)
@@ -306,8 +320,11 @@ def _absent(case: Case) -> Iterator[str]:
         yield from judge_log(run.log, wanted=dict(case.wanted), alive=True).missing
     else:
         yield "the server's log: which kernels ran"
+    yield from run.doubts
     if run.scoring:
         yield f"log probabilities of the candidate: {run.scoring}"
+    if run.log is not None and run.log.tensor_parallel not in (None, case.tp):
+        yield f"a server with {case.tp} ranks: the log tells of {run.log.tensor_parallel}"
     if not case.capability:
         yield "the compute capability (--capability)"
     if Role.CANDIDATE not in case.compared.to_reference:
@@ -368,8 +385,9 @@ def _note_numbers(case: Case) -> None:
         case.note(f"answers of {told.mean:.0f} tokens, the reference's have {told.reference:.0f}", Role.CANDIDATE)
 
 
-def _diagnose(case: Case) -> str:
-    log = f"{case.out.rstrip('/')}.validate/candidate.log"
+def look_closer(case: Case) -> str:
+    """What looks closer at the candidate."""
+    log = case.log or f"{case.out.rstrip('/')}.validate/candidate.log"
     return f"sparkquant diagnose {shlex.quote(case.out)} --server-log {shlex.quote(log)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,9 @@ from sparkquant.marlin.controls import SERVED, Bench, Observation, Role, Task, q
 from sparkquant.marlin.log import read_log_file
 from sparkquant.marlin.server import Launch, Server
 
-After = Callable[[Client, Server], None]
+Asked = Mapping[str, Any]
+"""What the questions gave, as fields of an observation."""
+After = Callable[[Client, Server, Asked], None]
 
 
 @dataclass
@@ -47,11 +49,13 @@ class Fleet:
     def _asked(self, task: Task, server: Server, after: After | None) -> dict[str, Any]:
         started = time.monotonic() - server.started
         self.listener(Said(f"{task.role}: answers after {started:.0f} s"))
-        with Client(server.url, model=SERVED) as client:
+        with Client(server.url, model=SERVED, limit=self.bench.answer_limit) as client:
             seen = questions(client, self.bench.prompts, task.concurrencies, self.bench.max_tokens)
             if after is not None:
-                after(client, server)
-        died = "" if server.alive else "the server ended while it was asked"
+                after(client, server, seen)
+        failed = any(answer.error for answers in seen["answers"].values() for answer in answers)
+        alive = server.survives() if failed else server.alive
+        died = "" if alive else "the server ended while it was asked"
         return {**seen, "seconds": started, "died": died}
 
     def end(self) -> None:

@@ -10,14 +10,27 @@ from typing import Any
 from sparkquant.engine.versions import engine_named
 from sparkquant.errors import UsageError
 from sparkquant.marlin import log_facts as facts
-from sparkquant.marlin.log_lines import ANSI, FAMILIES, HEADER, KERNELS, NOTICES, PROCESS, SCHEMES, SGLANG_HEADER
-from sparkquant.marlin.log_trace import MAX_TEXT, Trace
+from sparkquant.marlin.log_lines import (
+    ANSI,
+    CONTAINER,
+    FAMILIES,
+    HEADER,
+    KERNELS,
+    NOTICES,
+    PROCESS,
+    SCHEMES,
+    SGLANG_HEADER,
+    WHOSE,
+)
+from sparkquant.marlin.log_trace import MAX_TEXT, Trace, merged
 from sparkquant.marlin.server_log import End, Engine, Fault, KernelLine, Model, Notice, Phase, ServerLog, Speculation
 from sparkquant.marlin.verdict import Outcome
 
 MAX_LINE = 1 << 16
 """Characters of a line that are read; vLLM's own longest is about 5,000."""
 MAX_NOTICES = 1000
+MAX_PROCESSES = 4096
+"""Whose lines are told apart; ranks of the largest servers are a few hundred."""
 
 __all__ = ["ServerLog", "kernel_family", "read_log", "read_log_file"]
 
@@ -68,11 +81,23 @@ class _Reader:
         self.kernels: list[KernelLine] = []
         self.notices: list[Notice] = []
         self.drafts: list[Any] = []
-        self.trace = Trace()
+        self.traces: dict[str, Trace] = {"": Trace()}
+        self.drafters: set[str] = set()
+        self.loads: dict[str, list[float]] = {}
         self.engine = Engine.UNKNOWN
         self.phase = Phase.START
-        self.model = Model.MAIN
+        self.whose = ""
         self.seen: set[str] = set()
+
+    @property
+    def model(self) -> Model:
+        """Which model the process that writes is loading; workers of one server are not equally far."""
+        return Model.DRAFTER if self.whose in self.drafters else Model.MAIN
+
+    @property
+    def trace(self) -> Trace:
+        """Of the process that writes: lines of several traces come mixed."""
+        return self.traces[self.whose]
 
     def feed(self, line: str) -> None:
         """One line."""
@@ -82,6 +107,15 @@ class _Reader:
             self._part(part)
 
     def _part(self, text: str) -> None:
+        text = CONTAINER.sub("", text, count=1)
+        whose = WHOSE.match(text)
+        if whose is not None:
+            self.whose = whose[1]
+        elif not self.trace.expects(text, self.number):
+            self.whose = ""
+        if self.whose not in self.traces:
+            self.whose = self.whose if len(self.traces) < MAX_PROCESSES else ""
+            self.traces.setdefault(self.whose, Trace())
         if header := HEADER.match(text):
             self._restart(text[header.end() :])
             self.engine = Engine.VLLM
@@ -199,7 +233,7 @@ class _Reader:
         if facts.LOADING.search(message):
             self.phase = Phase.LOAD
         if facts.DRAFTER.search(message):
-            self.model = Model.DRAFTER
+            self.drafters.add(self.whose)
             self.seen.add("drafter")
         if facts.GRAPHS.search(message):
             self.seen.add("graphs")
@@ -214,20 +248,30 @@ class _Reader:
     def _sizes(self, message: str) -> None:
         values = self.values
         if loaded := facts.LOADED.search(message):
-            values["load_gib"], values["load_seconds"] = float(loaded[1]), float(loaded[2])
-            self.phase, self.model = Phase.WARM_UP, Model.MAIN
+            self._loaded(float(loaded[1]), float(loaded[2]))
+            self.phase = Phase.WARM_UP
+            self.drafters.discard(self.whose)
         if loaded := facts.SGLANG_LOADED.search(message):
             values["load_seconds"], values["load_gib"] = float(loaded[1]), float(loaded[2])
             self.phase = Phase.WARM_UP
         if memory := facts.KV_MEMORY.search(message):
-            values["kv_cache_gib"] = float(memory[1])
+            self._least("kv_cache_gib", float(memory[1]))
         if tokens := facts.KV_TOKENS.search(message) or facts.SGLANG_KV.search(message):
-            values["kv_cache_tokens"] = facts.count(tokens[1])
+            self._least("kv_cache_tokens", facts.count(tokens[1]))
         if most := facts.CONCURRENCY.search(message):
             values["max_model_len"], values["max_concurrency"] = facts.count(most[1]), float(most[2])
 
+    def _loaded(self, gib: float, seconds: float) -> None:
+        """Ranks load alike; the largest of them is what every device needs."""
+        self.loads[self.whose] = [gib, seconds]
+        self.values["load_gib"], self.values["load_seconds"] = map(max, zip(*self.loads.values(), strict=True))
+
+    def _least(self, name: str, value: float) -> None:
+        """Of what all ranks have: the smallest one bounds the others."""
+        self.values[name] = min(self.values.get(name, value), value)
+
     def _faults(self) -> tuple[Fault, ...]:
-        return self.trace.faults(stopped="stopped" in self.seen)
+        return merged(self.traces.values(), stopped="stopped" in self.seen)
 
     def finish(self, *, truncated: bool) -> ServerLog:
         """All of it."""

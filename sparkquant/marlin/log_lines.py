@@ -20,6 +20,12 @@ HEADER = re.compile(
 )
 """What vLLM writes before a message: level, time, file. Before it `(process pid=N)`, always in 0.33 and with several
 processes in 0.25, and what a container runtime adds. A quotation mark before it means that the text is quoted."""
+WHOSE = re.compile(r"^[^'\"{}]{0,200}?(\([\w. :-]{1,80} pid=\d{1,10}\))")
+CONTAINER = re.compile(
+    r"^(?:[\w.@/-]{1,100} {0,40}\| ?|\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[\]]{1,100}(?:\[\d{1,10}\])?: ){1,2}"
+)
+"""What compose (`name-1  | `), Docker and Kubernetes (a time, `stdout F`) and journald write before every line."""
 PROCESS = re.compile(r"^(?:\([\w. :-]{1,80} pid=\d{1,10}\) ?)?(?:\[rank\d{1,4}\]: ?)?")
 SGLANG_HEADER = re.compile(r"^[^'\"{}]{0,200}?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]'\"]{0,60}\] ?")
 ANSI = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparkquant.marlin.log_faults import DEAD, EXCEPTION, FAULTS, FRAME, LIBRARIES, TERMINATED
@@ -36,6 +37,10 @@ class Trace:
     _open: bool = False
     _request: bool = False
     _since: int = -1
+
+    def expects(self, text: str, number: int) -> bool:
+        """Whether a line without the name of its process may belong to the message of this one's exception."""
+        return 0 <= number - self._since <= CONTINUED and self._since >= 0 and not EXCEPTION.match(text)
 
     def feed(self, message: str, level: str, file: str, phase: Phase, number: int) -> None:
         """One line."""
@@ -125,19 +130,28 @@ class Trace:
         self.found[-1] = last.model_copy(update=told)
         self._since = -1
 
-    def faults(self, *, stopped: bool) -> tuple[Fault, ...]:
-        """All of them, in order; the end of the engine alone where no line says why.
 
-        stopped  the API server was told to end. Then its engine ends too, and now and then vLLM's own client is still
-                 waiting for it: `EngineDeadError` after the signal (4 of 29 recorded runs) is no fault
-        """
-        ended = stopped and self.dead is not None and self.dead[2] is Phase.SHUTDOWN
-        if self.dead is None or ended or any(fault.fatal for fault in self.found):
-            return tuple(self.found)
-        number, text, phase = self.dead
-        end = Fault(id=GONE.id, points=Outcome.INCONCLUSIVE, meaning=GONE.meaning, phase=phase, fatal=True, at="",
-                    line=number, text=text)  # fmt: skip
-        return (*self.found, end)
+def merged(traces: Iterable[Trace], *, stopped: bool) -> tuple[Fault, ...]:
+    """Faults of all processes, in order, each of them once; the end of the engine alone where no line says why.
+
+    stopped  the API server was told to end. Then its engine ends too, and now and then vLLM's own client is still
+             waiting for it: `EngineDeadError` after the signal (4 of 29 recorded runs) is no fault
+    """
+    traces = list(traces)
+    found: dict[tuple[str, str, bool], Fault] = {}
+    for fault in sorted((fault for trace in traces for fault in trace.found), key=lambda fault: fault.line):
+        known = found.setdefault((fault.id, fault.text, fault.fatal), fault)
+        if fault.at and not known.at:
+            found[fault.id, fault.text, fault.fatal] = known.model_copy(update={"at": fault.at})
+    faults = tuple(found.values())[:MAX_FAULTS]
+    dead = min((trace.dead for trace in traces if trace.dead is not None), default=None)
+    ended = stopped and dead is not None and dead[2] is Phase.SHUTDOWN
+    if dead is None or ended or any(fault.fatal for fault in faults):
+        return faults
+    number, text, phase = dead
+    end = Fault(id=GONE.id, points=Outcome.INCONCLUSIVE, meaning=GONE.meaning, phase=phase, fatal=True, at="",
+                line=number, text=text)  # fmt: skip
+    return (*faults, end)
 
 
 def _known(message: str) -> Line | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sparkquant.marlin.noun import Noun
 
@@ -25,10 +28,10 @@ class Acceptance(Noun):
     drafts are steps in which something was drafted; `drafted` and `accepted` count tokens.
     """
 
-    drafts: int
-    drafted: int
-    accepted: int
-    rates: tuple[float, ...]
+    drafts: Annotated[int, Field(ge=0)]
+    drafted: Annotated[int, Field(ge=0)]
+    accepted: Annotated[int, Field(ge=0)]
+    rates: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
 
     @property
     def length(self) -> float:
@@ -58,20 +61,20 @@ class Metrics(Noun):
     def acceptance(self, before: Metrics) -> Acceptance | None:
         """Of the drafts since another reading; None where the server does not draft."""
         drafts = self.since(before, DRAFTS)
-        if drafts is None:
+        if drafts is None or drafts < 0:  # the server was started again in between
             return None
         earlier = (*before.positions, *(0.0 for _ in self.positions))
-        grown = [now - then for now, then in zip(self.positions, earlier, strict=False)]
+        grown = [max(0.0, now - then) for now, then in zip(self.positions, earlier, strict=False)]
         return Acceptance(
-            drafts=int(drafts), drafted=int(self.since(before, DRAFTED) or 0),
-            accepted=int(self.since(before, ACCEPTED) or 0),
+            drafts=int(drafts), drafted=max(0, int(self.since(before, DRAFTED) or 0)),
+            accepted=max(0, int(self.since(before, ACCEPTED) or 0)),
             rates=tuple(value / drafts for value in grown) if drafts else (),
         )  # fmt: skip
 
     def cache_hit_rate(self, before: Metrics) -> float | None:
         """Share of prompt tokens that came from the prefix cache; None where it is not counted or not asked."""
         queries, hits = self.since(before, CACHE_QUERIES), self.since(before, CACHE_HITS)
-        return hits / queries if hits is not None and queries else None
+        return min(1.0, max(0.0, hits / queries)) if hits is not None and queries and queries > 0 else None
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -92,6 +95,8 @@ def parse_metrics(text: str) -> Metrics:
         try:
             value = float(match[3])
         except ValueError:
+            continue
+        if not math.isfinite(value):
             continue
         if name == CACHE_INFO:
             cache = labels

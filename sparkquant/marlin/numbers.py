@@ -18,10 +18,13 @@ from collections.abc import Mapping, Sequence
 from sparkquant.marlin.noun import Noun
 
 Position = Mapping[int, float]
+"""Log probabilities (nats) of some tokens at one position: the most likely ones, and the one that stands there."""
 Row = Sequence[Position]
 
 TINY = 1e-9
 """Mass below which a rest is rounding."""
+CLAMPED = -9999.0
+"""What vLLM sends for minus infinity."""
 
 
 class Divergence(Noun):
@@ -80,10 +83,12 @@ def _position(p: Position, q: Position) -> tuple[float, float, float]:
     shared = p.keys() & q.keys()
     kl = mass = other = worst = 0.0
     for token in shared:
-        probability, ratio = math.exp(p[token]), p[token] - q[token]
+        # vLLM's own bound for minus infinity: the difference of two infinities is no number.
+        here, there = max(p[token], CLAMPED), max(q[token], CLAMPED)
+        probability, ratio = math.exp(here), here - there
         kl += probability * ratio
         mass += probability
-        other += math.exp(q[token])
+        other += math.exp(there)
         worst = max(worst, abs(ratio))
     rest, rest_other = max(0.0, 1.0 - mass), max(0.0, 1.0 - other)
     upper = kl + rest * worst

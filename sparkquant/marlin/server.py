@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,8 @@ GRACE = 20.0
 START_LIMIT = 1800.0
 """Seconds for a start: a first one compiles kernels for minutes, a large model is read for minutes."""
 POLL = 0.2
+SETTLE = 2.0
+"""Seconds that a process that crashes may take to end with all of its children."""
 VERSION_LIMIT = 180
 
 MODULE = ("-m", "vllm.entrypoints.cli.main")
@@ -79,6 +81,14 @@ class Server:
         """The server's command has not ended."""
         return self.process is not None and self.process.poll() is None
 
+    def survives(self, seconds: float = SETTLE) -> bool:
+        """Whether it still runs a moment after a request failed: a crash breaks connections before it is over."""
+        process = self.process
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        return self.alive
+
     def __enter__(self) -> Server:
         self.port = free_port()
         self.launch.log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +108,7 @@ class Server:
     def wait_ready(self, limit: float = START_LIMIT) -> str:
         """Wait until it answers; "" then, otherwise why it does not: it ended, or `limit` seconds are over."""
         until = time.monotonic() + limit
-        with httpx.Client(timeout=5.0, trust_env=False) as client:
+        with httpx.Client(timeout=5.0, trust_env=False, verify=False) as client:
             while time.monotonic() < until:
                 if self.process is None or self.process.poll() is not None:
                     code = "unknown" if self.process is None else self.process.returncode
@@ -163,6 +173,29 @@ def command_of(vllm: str | None) -> tuple[str, ...]:
     return (program, *words[1:])
 
 
+OWN = {
+    "--port": "the servers get free ports", "--host": "the servers listen on 127.0.0.1",
+    "--served-model-name": "the servers are asked by a name of our own",
+    "--tensor-parallel-size": "pass --tp, by which the kernels are judged, too", "-tp": "pass --tp",
+    "--api-key": "set VLLM_API_KEY, which servers and questions share",
+}  # fmt: skip
+"""Options of `vllm serve` that are not the user's to set here."""
+
+
+def require_own_words(words: Sequence[str]) -> None:
+    """UsageError for words of `--vllm-arg` that take away what a run relies on."""
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in OWN:
+            raise UsageError(f"--vllm-arg {word}: {OWN[option]}", hint="leave it out")
+
+
+def require_share(memory: float) -> None:
+    """UsageError unless it is a share of the GPU's memory."""
+    if not 0 < memory <= 1:
+        raise UsageError(f"memory is {memory}", hint="pass a share, like 0.85")
+
+
 def version_of(command: tuple[str, ...]) -> str:
     """The version that a command would start. Raises EnvironmentMissing when it cannot say."""
     python = _is_python(command[0]) and command[1:3] == MODULE
@@ -176,12 +209,26 @@ def version_of(command: tuple[str, ...]) -> str:
             f"{shlex.join(ask)}: {type(error).__name__}", hint="sparkquant doctor says what is installed"
         ) from None
     found = _VERSION.search(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
-    if done.returncode or found is None:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentMissing(
-            f"{shlex.join(ask)}: {last}", hint="sparkquant doctor says which vLLM is installed, and what is missing"
-        )
-    return found[1]
+    if not done.returncode and found is not None:
+        return found[1]
+    if not python and (known := _by_its_files(command[0])):
+        return known  # it cannot be imported: its servers will say why, in logs that are judged
+    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    raise EnvironmentMissing(
+        f"{shlex.join(ask)}: {last}", hint="sparkquant doctor says which vLLM is installed, and what is missing"
+    )
+
+
+def _by_its_files(program: str) -> str:
+    """The version of the vLLM that a script belongs to; "" where it is none."""
+    from sparkquant.marlin.installation import find_vllm
+
+    if not Path(program).name.startswith("vllm"):
+        return ""
+    with contextlib.suppress(EnvironmentMissing):
+        found = find_vllm(program)
+        return found.version if found is not None else ""
+    return ""
 
 
 def _is_python(program: str) -> bool:

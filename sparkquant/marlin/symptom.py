@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from sparkquant.marlin.asking import Answer, ask
+from sparkquant.marlin.asking import TIME_LIMIT, Answer, ask
 from sparkquant.marlin.coherence import Finding, inspect
 from sparkquant.marlin.noun import Noun
 
@@ -49,9 +49,12 @@ def classify(text: str) -> Symptom:
     )  # fmt: skip
 
 
-def examine_server(url: str) -> Symptom:
+def examine_server(url: str, *, limit: float = TIME_LIMIT) -> Symptom:
     """The same greedy prompts alone, alone again, and eight at once. Raises EnvironmentMissing when nobody answers."""
-    first, again, together = (ask(url, concurrency=number) for number in (1, 1, CONCURRENCY))
+    first = ask(url, concurrency=1, limit=limit)
+    if all(answer.error for answer in first):
+        return judge(first, first, first)
+    again, together = (ask(url, concurrency=number, limit=limit) for number in (1, CONCURRENCY))
     return judge(first, again, together)
 
 

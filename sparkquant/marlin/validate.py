@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,25 @@ from sparkquant.checkpoint import Checkpoint
 from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import UsageError
 from sparkquant.evaluation_data import Data
-from sparkquant.marlin.client import Client
+from sparkquant.marlin.client import TIME_LIMIT, Client
 from sparkquant.marlin.comparing import Comparisons, compare, lengths_of
 from sparkquant.marlin.controls import CONCURRENCY, QUICK, Bench, Observation, Role, questions, tasks_of
-from sparkquant.marlin.decision import Case, decide
+from sparkquant.marlin.decision import Case, decide, look_closer
 from sparkquant.marlin.dialect import ATOMIC_ADD, DIALECTS, Settings
-from sparkquant.marlin.fleet import run_all
+from sparkquant.marlin.fleet import Asked, run_all
 from sparkquant.marlin.log import read_log_file
 from sparkquant.marlin.machine import look
+from sparkquant.marlin.places import place_beside, writable_file, writable_folder
 from sparkquant.marlin.preflight import Preflight, has_draft_head, preflight
 from sparkquant.marlin.prompts import Prompts, counts, prompts_of
 from sparkquant.marlin.reference import load_reference, save_reference
-from sparkquant.marlin.server import START_LIMIT, command_of, version_of
-from sparkquant.marlin.soak import complaint, soak
+from sparkquant.marlin.server import START_LIMIT, Server, command_of, require_own_words, require_share, version_of
+from sparkquant.marlin.server_log import ServerLog
+from sparkquant.marlin.soak import Load, after_soak, soak
 from sparkquant.marlin.thresholds import Thresholds, thresholds_of
 from sparkquant.marlin.validation import Validation, conditions_of
 from sparkquant.marlin.verdict import Evidence, Outcome, Verdict
+from sparkquant.source import folder_of
 
 MAX_MODEL_LEN, MAX_TOKENS, QUICK_TOKENS = 2048, 256, 128
 ROWS, QUICK_ROWS = 32, 8
@@ -58,6 +61,7 @@ class Options:
     memory        share of the GPU's memory for all servers together
     parallel      servers at once
     start_limit   seconds that a server may take to start
+    answer_limit  seconds that one answer may take; after two that take longer, a server is not asked any more
     save_reference  file for what was observed of the reference
     rows, max_tokens  rows that are scored, and tokens of an answer
     drafts        tokens drafted per step
@@ -73,6 +77,7 @@ class Options:
     memory: float = MEMORY
     parallel: int = 1
     start_limit: float = START_LIMIT
+    answer_limit: float = TIME_LIMIT
     save_reference: Path | None = None
     rows: int | None = None
     max_tokens: int | None = None
@@ -114,8 +119,12 @@ def validate(
     """
     chosen = Options(**options)
     _refuse(reference, reference_record, vllm, url, server_log, chosen)
-    checkpoint = Checkpoint.open(Path(out), strict=False)
-    job = _Job(Path(out), checkpoint, chosen, listener, reference, reference_record)
+    folder = folder_of(out)
+    original = None if reference is None else folder_of(reference)
+    logs = chosen.logs or place_beside(folder, f"{_name(out)}.validate")
+    log = logs / f"{Role.CANDIDATE}.log" if server_log is None else Path(server_log)
+    checkpoint = Checkpoint.open(folder, strict=False)
+    job = _Job(folder, str(out), log, checkpoint, chosen, listener, original, reference_record)
     if url is not None and server_log is not None:
         return _served(job, url, server_log)
     return _started(job, vllm)
@@ -140,9 +149,12 @@ def _refuse(
         raise UsageError("a soak watches the server's processes", hint="let this command start it: pass --vllm")
     if chosen.capability is not None:
         require_capability(chosen.capability)
-    for name in ("tp", "parallel", "drafts"):
-        if getattr(chosen, name) < 1:
-            raise UsageError(f"{name} is {getattr(chosen, name)}", hint="pass a positive number")
+    for name in ("tp", "parallel", "drafts", "rows", "max_tokens", "start_limit", "answer_limit"):
+        value = getattr(chosen, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} is {value}", hint="pass a positive number")
+    require_share(chosen.memory)
+    require_own_words(chosen.vllm_args)
     if chosen.max_model_len - chosen.answer_tokens < 64:
         raise UsageError(
             f"--max-model-len {chosen.max_model_len} leaves no room for prompts before {chosen.answer_tokens} tokens",
@@ -152,13 +164,15 @@ def _refuse(
 
 @dataclass(frozen=True)
 class _Job:
-    """What both ways have in common."""
+    """What both ways have in common: `called` is how the user spells the result, `log` the candidate's."""
 
     out: Path
+    called: str
+    log: Path
     checkpoint: Checkpoint
     options: Options
     listener: events.Listener
-    reference: str | os.PathLike[str] | None
+    reference: Path | None
     record: str | os.PathLike[str] | None
 
     @property
@@ -206,18 +220,23 @@ def _started(job: _Job, vllm: str | None) -> Validation:
     )  # fmt: skip
     if not before.report.ok:
         return _refused(job, before, conditions)
-    recorded, about = (None, {}) if job.record is None else load_reference(job.record, prompts.digest)
+    logs = writable_folder(job.log.parent)
+    if chosen.save_reference is not None:
+        writable_file(chosen.save_reference)
+    recorded, about = (None, {}) if job.record is None else load_reference(job.record, prompts)
     tasks = tasks_of(
         str(job.out), DIALECTS[engine.rules], before.schemes, before.experts, quick=chosen.quick,
         reference=None if job.reference is None else str(job.reference), drafts=chosen.drafts if job.drafts else 0,
         reference_drafts=chosen.drafts if job.reference is not None and _drafts(job.reference) else 0,
     )  # fmt: skip
-    logs = chosen.logs or job.out.with_name(f"{job.out.resolve().name}.validate")
-    bench = Bench(command, prompts, logs, base, chosen.vllm_args, chosen.answer_tokens, chosen.start_limit)
+    bench = Bench(
+        command, prompts, logs, base, chosen.vllm_args, chosen.answer_tokens, chosen.start_limit, chosen.answer_limit
+    )
     soaked: dict[str, Any] = {}
 
-    def after(client: Client, server: Any) -> None:
-        soaked.update(soak(client, server, prompts, chosen.soak_seconds, job.listener))
+    def after(client: Client, server: Server, asked: Asked) -> None:
+        load = Load(prompts, asked["answers"][1], asked["scores"], chosen.answer_tokens)
+        soaked.update(soak(client, server, load, chosen.soak_seconds, job.listener))
 
     seen = run_all(
         tasks, bench, parallel=chosen.parallel, listener=job.listener, after=after if chosen.soak_seconds else None
@@ -240,29 +259,41 @@ def _served(job: _Job, url: str, server_log: str | os.PathLike[str]) -> Validati
     """One server that somebody else started: as it is, with no controls."""
     chosen = job.options
     first = read_log_file(server_log)
-    with Client(url) as client:
-        version = first.version or client.version()
+    with Client(url, limit=chosen.answer_limit) as client:
+        served, running = client.model, client.version()
+        version = running or first.version
         capability = chosen.capability or first.capability
-        before = preflight(job.out, version if first.dialect else "", chosen.tp, capability, job.listener)
+        tp = first.tensor_parallel or chosen.tp
+        before = preflight(job.out, version if first.dialect else "", tp, capability, job.listener)
         prompts = job.prompts() if before.report.ok else Prompts(rows=(), asks=())
         conditions = conditions_of(
-            engine="vllm", version=version, url=True, capability=capability, tp=chosen.tp, quick=chosen.quick,
+            engine=str(first.engine), version=version, url=True, served=served, capability=capability, tp=tp,
+            quick=chosen.quick,
             prompts=counts(prompts), max_tokens=chosen.answer_tokens, arguments=_plain(first.arguments),
         )  # fmt: skip
         if not before.report.ok:
             return _refused(job, before, conditions)
         asked = questions(client, prompts, (1, CONCURRENCY), chosen.answer_tokens)
     log = read_log_file(server_log)
-    run = Observation(Role.CANDIDATE, Settings(), log, **asked)
+    doubts = list(_doubts(first, log, running))
+    run = Observation(Role.CANDIDATE, Settings(), log, doubts=doubts, **asked)
     seen = {Role.CANDIDATE: run}
     if log.speculation is not None:
         seen[Role.DRAFTING] = replace(run, role=Role.DRAFTING)
     about: dict[str, Any] = {}
     if job.record is not None:
-        seen[Role.REFERENCE], about = load_reference(job.record, prompts.digest)
+        seen[Role.REFERENCE], about = load_reference(job.record, prompts)
     notes = ["one server as it runs: no controls, so a fault cannot be told from another"]
     conditions["reference_record"] = about
     return _judged(job, before, prompts, seen, (Role.CANDIDATE,), conditions, capability, None, notes)
+
+
+def _doubts(before: ServerLog, after: ServerLog, running: str) -> Iterator[str]:
+    """Whether the log is the one of the server that answered."""
+    if running and before.version and running != before.version:
+        yield f"the log of this server: it is vLLM {running}, the log is of {before.version}"
+    if after.lines == before.lines and not after.arguments.get("disable_uvicorn_access_log"):
+        yield "the log of these answers: no line came to it while the server answered"
 
 
 def _base(chosen: Options) -> tuple[str, ...]:
@@ -274,9 +305,14 @@ def _base(chosen: Options) -> tuple[str, ...]:
     return (*words, *(("--tensor-parallel-size", str(chosen.tp)) if chosen.tp > 1 else ()))
 
 
-def _drafts(reference: str | os.PathLike[str]) -> bool:
-    path = Path(reference)
-    return path.is_dir() and has_draft_head(Checkpoint.open(path, strict=False))
+def _drafts(reference: Path) -> bool:
+    return has_draft_head(Checkpoint.open(reference, strict=False))
+
+
+def _name(out: str | os.PathLike[str]) -> str:
+    """The last part of what the user calls the result."""
+    path = Path(out)
+    return path.resolve().name if path.exists() else path.name
 
 
 def _plain(value: Any) -> Any:
@@ -310,9 +346,9 @@ def _refused(job: _Job, before: Preflight, conditions: dict[str, Any]) -> Valida
     verdict = Verdict(
         outcome=Outcome.CHECKPOINT_FAULT, evidence=evidence,
         summary=f"the static gate fails ({failed[0].id}: {failed[0].message}); no server was started",
-        next=f"sparkquant verify {shlex.quote(str(job.out))}" + (f" --engine vllm=={version}" if version else ""),
+        next=f"sparkquant verify {shlex.quote(job.called)}" + (f" --engine vllm=={version}" if version else ""),
     )  # fmt: skip
-    return Validation(str(job.out), verdict, conditions, before, {}, None, job.thresholds)
+    return Validation(job.called, verdict, conditions, before, {}, None, job.thresholds)
 
 
 def _judged(
@@ -332,20 +368,19 @@ def _judged(
     reference_lengths = lengths_of(reference) if reference is not None and usable else (0.0, 0)
     compared: Comparisons = compare(seen, prompts, scores, reference_lengths)
     case = Case(
-        out=str(job.out), seen=seen, compared=compared, thresholds=job.thresholds, wanted=before.wanted,
+        out=job.called, log=str(job.log), tp=conditions["tp"], seen=seen, compared=compared,
+        thresholds=job.thresholds, wanted=before.wanted,
         expected=tuple(expected), drafts=job.drafts and (Role.DRAFTING in seen or Role.DRAFTING in expected),
         capability=capability,
         reference_acceptance=reference.acceptance if reference is not None and usable else None,
     )  # fmt: skip
     verdict = decide(case)
-    if soaked is not None and verdict.outcome is Outcome.PASS and (what := complaint(soaked)):
-        verdict = verdict.model_copy(update={
-            "outcome": Outcome.KERNEL_FAULT, "summary": what,
-            "evidence": (*verdict.evidence, Evidence(what=what, source="coherence", where="soak")),
-        })  # fmt: skip
+    if soaked is not None:
+        limit = case.thresholds.between_controls(compared.floor)
+        verdict = after_soak(verdict, soaked, limit, look_closer(case))
     origin = "" if reference is None else "record" if job.record is not None else "run"
     if job.options.quick:
         notes = [*notes, f"quick: {', '.join(QUICK)} alone"]
     return Validation(
-        str(job.out), verdict, conditions, before, seen, compared, case.thresholds, origin, soaked, tuple(notes)
+        job.called, verdict, conditions, before, seen, compared, case.thresholds, origin, soaked, tuple(notes)
     )

@@ -121,6 +121,8 @@ def _answers(run: Observation, concurrency: int) -> dict[str, Any]:
 
 
 def conditions_of(**given: Any) -> dict[str, Any]:
-    """The conditions of a run, with the constants of this module."""
+    """The conditions of a run, with the constants of this module and the version of this code."""
+    from sparkquant import version
+
     plain = {key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in given.items()}
-    return {**plain, "top_logprobs": TOP, "concurrency": CONCURRENCY}
+    return {"sparkquant": version(), **plain, "top_logprobs": TOP, "concurrency": CONCURRENCY}

@@ -9,12 +9,15 @@ Its language model is a hash, so answers are reproducible, varied and end by the
     graphs        garbage unless --enforce-eager          kernel        garbage on Marlin
     checkpoint    far from the reference in every run     concurrent    garbage among four and more requests
     atomic        garbage with VLLM_MARLIN_USE_ATOMIC_ADD=1             nan      log probabilities that are none
-    crash         dies in its tenth request               import        dies at the start: a missing module
-    hang          never answers                           slow          answers after two seconds
+    crash         dies in its FAKE_LATE-th (10.) request  import        dies at the start: a missing module
+    hang          never answers                           slow          answers after a while
     machete       another kernel than asked for           fallback      warns that a backend is not used
     drafts        a draft head that guesses               short-log     no line about the KV cache
     orphan        leaves a child in a session of its own  stubborn      ignores SIGTERM
     utf8          broken characters                       empty         empty answers
+    rank          another kernel on the last rank         late          garbage from the FAKE_LATE-th request on
+    stall         never answers its FAKE_LATE-th (10.)    leak          keeps memory with every request
+    drift         other numbers from the FAKE_LATE-th request on
     no-graphs-log nothing about captured graphs           bangs         `!!!!` in every answer
     reference     `!!!!` in every answer, of the reference too
 """
@@ -32,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,7 @@ REST = 0.02
 EOS = 1
 GARBAGE = 7
 FAULT = os.environ.get("FAKE_FAULT", "")
+LATE = int(os.environ.get("FAKE_LATE", "10"))
 DELAY = float(os.environ.get("FAKE_TOKEN_SECONDS", "0"))
 
 
@@ -60,9 +65,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def say(text: str, *, level: str = "INFO", file: str = "core.py:114", who: str = "EngineCore") -> None:
+def say(text: str, *, level: str = "INFO", file: str = "core.py:114", who: str = "EngineCore", pid: int = 0) -> None:
     stamp = time.strftime("%m-%d %H:%M:%S")
-    sys.stdout.write(f"({who} pid={os.getpid()}) {level} {stamp} [{file}] {text}\n")
+    sys.stdout.write(f"({who} pid={pid or os.getpid()}) {level} {stamp} [{file}] {text}\n")
     sys.stdout.flush()
 
 
@@ -90,6 +95,8 @@ class Engine:
         disabled = os.environ.get("VLLM_DISABLED_KERNELS", "")
         self.marlin = "MarlinLinearKernel" not in disabled.split(",") and FAULT != "machete"
         self.eager = given.enforce_eager
+        self.ranks = int(given.tensor_parallel_size or 1)
+        self.kept: list[bytes] = []
         self.atomic = os.environ.get("VLLM_MARLIN_USE_ATOMIC_ADD") == "1"
         self.speculation = json.loads(given.speculative_config) if given.speculative_config else None
         self.lock = threading.Lock()
@@ -103,6 +110,7 @@ class Engine:
         wrong = (
             FAULT == "checkpoint" or (FAULT == "graphs" and not self.eager)
             or (FAULT == "kernel" and self.marlin) or (FAULT == "atomic" and self.atomic)
+            or (FAULT == "drift" and self.requests >= LATE)
         )  # fmt: skip
         return 6.0 if wrong else 0.15 + (0.001 if self.marlin else 0.002)
 
@@ -124,6 +132,7 @@ class Engine:
         broken = self.quantized and (
             (FAULT == "graphs" and not self.eager) or (FAULT == "kernel" and self.marlin)
             or (FAULT == "atomic" and self.atomic) or (FAULT == "concurrent" and self.crowded(0.15))
+            or (FAULT == "late" and self.requests >= LATE)
         )  # fmt: skip
         if broken:
             return [GARBAGE] * limit, "length"
@@ -222,8 +231,12 @@ class Handler(BaseHTTPRequestHandler):
             engine.prompted += len(asked["prompt"])
             number = engine.requests
         try:
-            if FAULT == "crash" and engine.quantized and number >= 10:
+            if FAULT == "crash" and engine.quantized and number >= LATE:
                 crash()
+            if FAULT == "stall" and engine.quantized and number >= LATE:
+                time.sleep(600)
+            if FAULT == "leak" and engine.quantized:
+                engine.kept.append(os.urandom(1 << 20))
             self.complete(asked)
         finally:
             with engine.lock:
@@ -294,6 +307,8 @@ def start_log(engine: Engine) -> None:
     named = {"model_tag": given.model, "model": given.model, "port": int(given.port)}
     if given.linear_backend:
         named["linear_backend"] = given.linear_backend
+    if engine.ranks > 1:
+        named["tensor_parallel_size"] = engine.ranks
     if engine.speculation:
         named["speculative_config"] = engine.speculation
     say(f"non-default args: {named}", who="APIServer", file="api_utils.py:273")
@@ -306,46 +321,68 @@ def start_log(engine: Engine) -> None:
     say(
         f"Initializing a V1 LLM engine (v{VERSION}) with config: model='{given.model}', "
         f"speculative_config={speculation}, tokenizer='{given.model}', dtype=torch.bfloat16, max_seq_len=2048, "
-        f"tensor_parallel_size=1, quantization={quantization}, enforce_eager={engine.eager}, "
+        f"tensor_parallel_size={engine.ranks}, quantization={quantization}, enforce_eager={engine.eager}, "
         f"compilation_config={{'cudagraph_mode': {mode}}}, "
         f"kernel_config=KernelConfig(moe_backend='auto', linear_backend='{given.linear_backend or 'auto'}')"
     )
-    say(f"Starting to load model {given.model}...", file="gpu_model_runner.py:5209")
     if FAULT == "import" and engine.quantized:
+        say(f"Starting to load model {given.model}...", file="gpu_model_runner.py:5209")
         sys.stdout.write("Traceback (most recent call last):\n")
         sys.stdout.write('  File "VLLM/entrypoints/cli/main.py", line 1, in <module>\n    import vllm._C\n')
         sys.stdout.write("ModuleNotFoundError: No module named 'vllm._C'\n")
         sys.stdout.flush()
         sys.exit(1)
-    kernels(engine)
-    say("Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].", file="cuda.py:476")
-    if engine.speculation:
-        say("Loading drafter model...", file="gpu_model_runner.py:5233")
-        what = "Detected MTP model. Sharing target model embedding weights with the draft model."
-        say(what, file="llm_base_proposer.py:1466")
-    say("Model loading took 0.03 GiB memory and 0.542242 seconds", file="gpu_model_runner.py:5306")
+    workers(engine)
     if FAULT != "short-log":
-        say("Available KV cache memory: 41.3 GiB", file="gpu_worker.py:538")
         say("GPU KV cache size: 12,441,786 tokens", file="kv_cache_utils.py:2146")
         say("Maximum concurrency for 2,048 tokens per request: 3037.55x", file="kv_cache_utils.py:2147")
-    if not engine.eager and FAULT != "no-graphs-log":
-        say("Graph capturing finished in 2 secs, took 0.06 GiB", file="gpu_model_runner.py:6707")
     took = "init engine (profile, create kv cache, warmup model) took 15.51 s"
     say(took, file="core.py:337")
 
 
-def kernels(engine: Engine) -> None:
+def workers(engine: Engine) -> None:
+    """What every rank prints; a later rank is some lines behind the one before it."""
+    lag = 3
+    told = [list(worker(engine, rank)) for rank in range(engine.ranks)]
+    for moment in range(len(told[0]) + lag * engine.ranks):
+        for rank, lines in enumerate(told):
+            at = moment - lag * rank
+            if 0 <= at < len(lines):
+                level, file, text = lines[at]
+                who = "EngineCore" if engine.ranks == 1 else f"Worker_TP{rank}"
+                say(text, level=level, file=file, who=who, pid=os.getpid() + (rank if engine.ranks > 1 else 0))
+
+
+def worker(engine: Engine, rank: int) -> Iterator[tuple[str, str, str]]:
+    """(level, file, text) of one rank."""
+    yield "INFO", "gpu_model_runner.py:5209", f"Starting to load model {engine.given.model}..."
+    yield from kernels(engine, other=FAULT == "rank" and rank == engine.ranks - 1)
+    attention = "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN']."
+    yield "INFO", "cuda.py:476", attention
+    if engine.speculation:
+        yield "INFO", "gpu_model_runner.py:5233", "Loading drafter model..."
+        what = "Detected MTP model. Sharing target model embedding weights with the draft model."
+        yield "INFO", "llm_base_proposer.py:1466", what
+    took = f"Model loading took {0.03 + rank / 100:.2f} GiB memory and 0.542242 seconds"
+    yield "INFO", "gpu_model_runner.py:5306", took
+    if FAULT != "short-log":
+        yield "INFO", "gpu_worker.py:538", f"Available KV cache memory: {41.3 - rank / 10:.1f} GiB"
+    if not engine.eager and FAULT != "no-graphs-log":
+        yield "INFO", "gpu_model_runner.py:6707", "Graph capturing finished in 2 secs, took 0.06 GiB"
+
+
+def kernels(engine: Engine, *, other: bool) -> Iterator[tuple[str, str, str]]:
     if FAULT == "fallback":
         what = "--linear-backend=marlin has no kernel for this linear layer type; using automatic selection"
-        say(what, level="WARNING", file="__init__.py:555")
+        yield "WARNING", "__init__.py:555", what
     if engine.integer:
         name = "MarlinLinearKernel" if engine.marlin else "TritonW4A16LinearKernel"
-        name = "MacheteLinearKernel" if "machete" in (FAULT, engine.given.linear_backend) else name
-        say(f"Using {name} for CompressedTensorsWNA16", file="compressed_tensors_wNa16.py:137")
+        name = "MacheteLinearKernel" if other or "machete" in (FAULT, engine.given.linear_backend) else name
+        yield "INFO", "compressed_tensors_wNa16.py:137", f"Using {name} for CompressedTensorsWNA16"
     if engine.nvfp4:
-        say("Using MarlinNvFp4LinearKernel for NVFP4 GEMM", file="__init__.py:929")
+        yield "INFO", "__init__.py:929", "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
     if engine.fp8:
-        say("Selected CutlassFP8ScaledMMLinearKernel for CompressedTensorsW8A8Fp8", file="__init__.py:640")
+        yield "INFO", "__init__.py:640", "Selected CutlassFP8ScaledMMLinearKernel for CompressedTensorsW8A8Fp8"
 
 
 def main() -> None:
@@ -361,7 +398,7 @@ def main() -> None:
     if FAULT == "hang" and engine.quantized:
         time.sleep(600)
     if FAULT == "slow":
-        time.sleep(2)
+        time.sleep(0.7)
     Handler.engine = engine
     ThreadingHTTPServer.request_queue_size = 64
     server = ThreadingHTTPServer(("127.0.0.1", int(engine.given.port)), Handler)

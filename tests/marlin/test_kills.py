@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,11 +16,14 @@ from tests.cli.running import command, environment
 from tests.marlin.serving import FAKE, MARK, SOURCE, VLLM, in_group, marked, until, variables
 
 
-def started(result: Path, tmp_path: Path, fault: str) -> subprocess.Popen[str]:
-    """A validate run as a process, once two servers of it run."""
+def started(result: Path, tmp_path: Path, fault: str, *more: object) -> subprocess.Popen[str]:
+    """A validate run as a process, once two servers of it run. Its prompts are token ids: no tokenizer is loaded."""
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([[(17 * i + j) % 2000 for j in range(40)] for i in range(16)]))
     words = command(
         "validate", result, "--reference", SOURCE, "--vllm", VLLM, "--capability", "12.1", "--parallel", 2,
         "--logs", tmp_path / "logs", "--max-tokens", 64,
+        "--data", rows, *more,
     )  # fmt: skip
     extra = {"FAKE_FAULT": fault, MARK: str(tmp_path), "FAKE_TOKEN_SECONDS": "0.02"}
     process = subprocess.Popen(
@@ -27,8 +31,9 @@ def started(result: Path, tmp_path: Path, fault: str) -> subprocess.Popen[str]:
         # A shell's background job ignores Ctrl-C, and so would what it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    # Itself, and a keeper and a server for each of two runs.
-    assert until(lambda: len(marked(str(tmp_path))) >= 5, 90), process.poll()
+    # Itself, and a keeper and a server for each of two runs (a soak runs alone).
+    wanted = 3 if "--soak" in more else 5
+    assert until(lambda: len(marked(str(tmp_path))) >= wanted, 90), process.poll()
     return process
 
 
@@ -52,6 +57,21 @@ def test_an_interrupted_run_leaves_no_process(number: int, fault: str, result: P
     assert until(lambda: marked(str(tmp_path)) == [], 60), marked(str(tmp_path))
     assert groups
     assert [pid for group in groups for pid in in_group(group)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_soak_is_interrupted_like_any_run(number: int, result: Path, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "candidate.log"
+    with started(result, tmp_path, "", "--soak", "1h", "--parallel", 1) as process:
+        # 16 answers and 32 rows, before the soak.
+        assert until(lambda: log.read_bytes().count(b"POST /v1/completions") > 100, 120)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=90)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), err
+    assert out == ""
+    assert "Traceback" not in err
+    assert until(lambda: marked(str(tmp_path)) == [], 60), marked(str(tmp_path))
 
 
 @pytest.fixture

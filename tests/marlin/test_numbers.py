@@ -100,3 +100,30 @@ def test_metrics_as_a_server_of_0_25_writes_them() -> None:
 @given(st.text(max_size=300))
 def test_any_page_can_be_read(text: str) -> None:
     parse_metrics(text)
+
+
+INFINITE = {0: -math.inf, 1: math.log(0.5), 2: math.log(0.5)}
+"""A token that cannot come."""
+
+
+def test_what_cannot_come_is_far_and_no_nan() -> None:
+    sure = {0: math.log(0.5), 1: math.log(0.25), 2: math.log(0.25)}
+    for p, q in ((sure, INFINITE), (INFINITE, sure), (INFINITE, INFINITE)):
+        found = divergence([[p]], [[q]], [[1, 2]])
+        assert found is not None
+        assert math.isfinite(found.kl)
+        assert math.isfinite(found.kl_high)
+        assert (found.kl > 1) == (p is sure), "what the reference says half of the time cannot come: never near"
+
+
+def test_counters_that_are_no_numbers_or_go_back_count_nothing() -> None:
+    page = """
+vllm:spec_decode_num_drafts_total NaN
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} +Inf
+vllm:generation_tokens_total{engine="0"} 5
+"""
+    assert parse_metrics(page).counters == {"generation_tokens": 5.0}
+    before = parse_metrics("vllm:spec_decode_num_drafts_total 100\nvllm:prefix_cache_queries_total 50\n")
+    after = parse_metrics("vllm:spec_decode_num_drafts_total 3\nvllm:prefix_cache_queries_total 2\n")
+    assert after.acceptance(before) is None
+    assert after.cache_hit_rate(before) is None

@@ -13,7 +13,6 @@ import pytest
 
 from sparkquant.marlin.bench_compare import compare
 from sparkquant.marlin.bench_record import BenchRecord, load_record
-from sparkquant.marlin.client import Completion
 from sparkquant.marlin.comparing import Comparisons
 from sparkquant.marlin.controls import Observation, Role
 from sparkquant.marlin.decision import Case, decide
@@ -22,6 +21,7 @@ from sparkquant.marlin.log import read_log
 from sparkquant.marlin.log_verdict import judge_log
 from sparkquant.marlin.metrics import Acceptance
 from sparkquant.marlin.numbers import Divergence
+from sparkquant.marlin.replies import Completion
 from sparkquant.marlin.server_log import End, Phase, ServerLog
 from sparkquant.marlin.thresholds import CONTROL_KL, Thresholds
 from sparkquant.marlin.validation import run_json
