@@ -12,8 +12,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkquant.card_metadata import card_metadata, card_of, front_matter, result_metadata
 from sparkquant.card_runs import bench_run, validate_run
@@ -22,6 +23,9 @@ from sparkquant.errors import CheckpointError
 from sparkquant.evidence import CARD, Evidence, content_files
 from sparkquant.layers import ENGINES
 from sparkquant.serve_command import serve_command
+
+if TYPE_CHECKING:
+    import jinja2
 
 MARK = "<!-- model card of sparkquant: written again by `sparkquant publish` -->"
 NOTES_BEGIN = "<!-- your own words begin here and are kept -->"
@@ -275,14 +279,21 @@ def sized(count: float) -> str:
 def _render(**fields: Any) -> str:
     import jinja2
 
-    template = importlib.resources.files("sparkquant").joinpath("card.md.jinja").read_text(encoding="utf-8")
-    made = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    made.filters |= {"md": markdown, "size": sized}
     try:
-        return made.from_string(template).render(**fields)
+        return _template().render(**fields)
     except (jinja2.UndefinedError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"the evidence does not hold what the card states: {error}", hint="run the verbs again with this version"
         ) from None
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    text = importlib.resources.files("sparkquant").joinpath("card.md.jinja").read_text(encoding="utf-8")
+    made = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    made.filters |= {"md": markdown, "size": sized}
+    return made.from_string(text)

@@ -115,6 +115,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body after its head would wait for the client's late acknowledgement
     state: State
 
     def do_GET(self) -> None:
