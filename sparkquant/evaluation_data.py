@@ -95,6 +95,7 @@ def load_rows(
     *,
     rows: int | None = None,
     tokens: int | None = None,
+    recall: bool = True,
 ) -> EvaluationRows:
     """Rows for `source`, from the bundled data or from files.
 
@@ -102,11 +103,13 @@ def load_rows(
     tasks   recall tasks (.jsonl)
     rows    at most so many rows, and as many tasks, spread over the file; of token ids and mixes the first ones
     tokens  longer rows are cut, longer tasks are left out
+    recall  tasks are wanted at all
     """
     wish = wish_of(rows, tokens, None)
     made = _Rows(source, wish.tokens, wish.rows)
     made.add_data(data)
-    made.add_tasks(tasks, optional=tasks is None and data is not None)
+    if recall:
+        made.add_tasks(tasks, optional=tasks is None and data is not None)
     if not made.text or max(map(len, made.text)) < 2:
         raise CalibrationError(
             "no row is left to evaluate on", hint="pass rows of token ids: data=FILE.json", problems=made.problems

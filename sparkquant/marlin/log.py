@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterable, Iterator
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +49,26 @@ def read_log(lines: Iterable[str]) -> ServerLog:
 
 
 def read_log_file(path: str | os.PathLike[str]) -> ServerLog:
-    """The same from a file of any size. Raises UsageError when it cannot be read."""
+    """The same from a file of any size, a pipe, or a packed log. Raises UsageError when it cannot be read."""
+    hint = "pass the file that the server's output went to"
     try:
-        with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
-            return read_log(_bounded(file.readline))
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="pass the file that the server's output went to"
-        ) from None
+        with Path(path).open("rb") as file, _unpacked(file) as data, _text(data) as text:
+            return read_log(_bounded(text.readline))
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read: {why}", hint=hint) from None
+    except ValueError as error:
+        raise UsageError(f"{str(path)[:200]!r}: cannot be read: {error}", hint=hint) from None
+
+
+def _unpacked(file: BufferedReader) -> BufferedReader | gzip.GzipFile:
+    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+
+
+def _text(data: BufferedReader | gzip.GzipFile) -> TextIOWrapper:
+    """UTF-8, or what some shells write when output is redirected; bytes that are no text become a mark."""
+    wide = data.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return TextIOWrapper(data, encoding="utf-16" if wide else "utf-8-sig", errors="replace", newline="")
 
 
 def _bounded(readline: Any) -> Iterator[str]:
@@ -100,33 +115,44 @@ class _Reader:
         return self.traces[self.whose]
 
     def feed(self, line: str) -> None:
-        """One line."""
+        """One line. Most lines of a long log are requests and tell nothing new."""
         self.number += 1
+        if facts.ACCESS.match(line):
+            if "request" not in self.seen and facts.REQUEST.search(line):
+                self.seen.add("request")
+            return
+        text = line[:MAX_LINE]
+        if "\x1b" in text:
+            text = ANSI.sub("", text)
         # Progress bars go back to the beginning of their line, and what comes next may share it with them.
-        for part in ANSI.sub("", line[:MAX_LINE]).rstrip("\r\n").split("\r"):
-            self._part(part)
+        for part in text.rstrip("\r\n").split("\r"):
+            self._part(CONTAINER.sub("", part, count=1))
 
     def _part(self, text: str) -> None:
-        text = CONTAINER.sub("", text, count=1)
-        whose = WHOSE.match(text)
-        if whose is not None:
-            self.whose = whose[1]
-        elif not self.trace.expects(text, self.number):
-            self.whose = ""
-        if self.whose not in self.traces:
-            self.whose = self.whose if len(self.traces) < MAX_PROCESSES else ""
-            self.traces.setdefault(self.whose, Trace())
-        if header := HEADER.match(text):
+        self._turn(text)
+        # The patterns look far for where a header begins; what they cannot do without is found sooner.
+        if "[" in text and (header := HEADER.match(text)):
             self._restart(text[header.end() :])
             self.engine = Engine.VLLM
             self._message(text[header.end() :], header[1], header[2])
-        elif header := SGLANG_HEADER.match(text):
+        elif "[2" in text and (header := SGLANG_HEADER.match(text)):
             message = text[header.end() :]
             if facts.SGLANG_SIGNS.search(message):
                 self.engine = Engine.SGLANG
             self._message(message, "INFO" if self.engine is Engine.SGLANG else "", "")
         else:
             self._raw(PROCESS.sub("", text, count=1), text)
+
+    def _turn(self, text: str) -> None:
+        """Whose line it is. One without a name may belong to what the last process was about to say."""
+        named = WHOSE.match(text) if "pid=" in text else None
+        if named is None:
+            if self.whose and not self.trace.expects(text, self.number):
+                self.whose = ""
+            return
+        self.whose = named[1] if named[1] in self.traces or len(self.traces) < MAX_PROCESSES else ""
+        if self.whose not in self.traces:
+            self.traces[self.whose] = Trace()
 
     def _restart(self, message: str) -> None:
         """A second start in the same file begins a new run; how the earlier one ended is kept."""

@@ -70,6 +70,10 @@ REQUEST = re.compile(
     r"\"POST /(?:v1/\w|generate|inference)[^\"]{0,200}\" 200|SpecDecoding metrics: |JIT compilation during inference: "
     r"|Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s|Decode batch"
 )
+ACCESS = re.compile(
+    r'^(?:\([\w. :-]{1,80} pid=\d{1,10}\) )?INFO:\s{1,8}\S{1,80} - "[A-Z]{3,7} [^"]{1,400} HTTP/[\d.]{1,5}" \d'
+)
+"""What uvicorn prints of a request."""
 SPEC = re.compile(r"SpecDecoding metrics: Mean acceptance length: ([\d.]+|nan)")
 SPEC_COUNTS = re.compile(r"Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens")
 SPEC_RATES = re.compile(r"Per-position acceptance rate: ([\d., nan]{1,400}?), Avg")

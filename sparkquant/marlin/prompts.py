@@ -67,7 +67,7 @@ def prompts_of(
     if isinstance(path, str | os.PathLike) and Path(path).suffix in (".jsonl", ".ndjson"):
         text, kinds = _conversations(checkpoint, Path(path).expanduser(), rows, asks, room, thinking)
     else:
-        found = load_rows(checkpoint, data, rows=max(rows, asks))
+        found = load_rows(checkpoint, data, rows=max(rows, asks), recall=False)
         text = [tuple(ids) for ids in found.text]
         halves = [Ask(kind="text", ids=tuple(ids[: min(len(ids) // 2, room)])) for ids in found.text]
         kinds = {"text": halves}

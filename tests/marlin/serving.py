@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -41,6 +42,13 @@ def gate(out: Path, logs: Path, fault: str = "", **options: Any) -> Any:
     }  # fmt: skip
     with variables(FAKE_FAULT=fault):
         return validate(out, **given)
+
+
+def rows_of_ids(folder: Path, count: int = 8) -> Path:
+    """Data for which no tokenizer is loaded: distinct rows of token ids."""
+    path = folder / "rows.json"
+    path.write_text(json.dumps([[(17 * i + j) % 2000 for j in range(40)] for i in range(count)]))
+    return path
 
 
 def marked(mark: str) -> list[int]:

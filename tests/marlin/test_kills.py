@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,19 +12,17 @@ import pytest
 from sparkquant.marlin.client import Client
 from sparkquant.marlin.server import Launch, Server
 from tests.cli.running import command, environment
-from tests.marlin.serving import FAKE, MARK, SOURCE, VLLM, in_group, marked, until, variables
+from tests.marlin.serving import FAKE, MARK, SOURCE, VLLM, in_group, marked, rows_of_ids, until, variables
 
 
 def started(result: Path, tmp_path: Path, fault: str, *more: object) -> subprocess.Popen[str]:
-    """A validate run as a process, once two servers of it run. Its prompts are token ids: no tokenizer is loaded."""
-    rows = tmp_path / "rows.json"
-    rows.write_text(json.dumps([[(17 * i + j) % 2000 for j in range(40)] for i in range(16)]))
+    """A validate run as a process, once two servers of it run."""
     words = command(
         "validate", result, "--reference", SOURCE, "--vllm", VLLM, "--capability", "12.1", "--parallel", 2,
         "--logs", tmp_path / "logs", "--max-tokens", 64,
-        "--data", rows, *more,
+        "--data", rows_of_ids(tmp_path), *more,
     )  # fmt: skip
-    extra = {"FAKE_FAULT": fault, MARK: str(tmp_path), "FAKE_TOKEN_SECONDS": "0.02"}
+    extra = {"FAKE_FAULT": fault, MARK: str(tmp_path), "FAKE_TOKEN_SECONDS": "0.005"}
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(extra),
         # A shell's background job ignores Ctrl-C, and so would what it starts.
@@ -64,8 +61,8 @@ def test_an_interrupted_run_leaves_no_process(number: int, fault: str, result: P
 def test_a_soak_is_interrupted_like_any_run(number: int, result: Path, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "candidate.log"
     with started(result, tmp_path, "", "--soak", "1h", "--parallel", 1) as process:
-        # 16 answers and 32 rows, before the soak.
-        assert until(lambda: log.read_bytes().count(b"POST /v1/completions") > 100, 120)
+        # Eight answers and eight rows come before the soak.
+        assert until(lambda: log.read_bytes().count(b"POST /v1/completions") > 40, 120)
         process.send_signal(number)
         out, err = process.communicate(timeout=90)
     assert process.returncode == (130 if number == signal.SIGINT else -number), err

@@ -11,7 +11,7 @@ import pytest
 from sparkquant.errors import EnvironmentMissing, UsageError
 from sparkquant.marlin.controls import Role
 from sparkquant.marlin.server import Launch, Server
-from tests.marlin.serving import MARK, SOURCE, VLLM, gate, marked, variables
+from tests.marlin.serving import MARK, SOURCE, VLLM, gate, marked, rows_of_ids, variables
 
 
 def verdict(found: object) -> str:
@@ -77,7 +77,7 @@ OFTEN = ("concurrent", "drafts", "import", "short-log")
     "fault", [fault if fault in OFTEN else pytest.param(fault, marks=pytest.mark.slow) for fault in QUICK]
 )
 def test_each_fault_gets_its_verdict(fault: str, result: Path, tmp_path: Path) -> None:
-    found = gate(result, tmp_path / "logs", fault, quick=True)
+    found = gate(result, tmp_path / "logs", fault, quick=True, data=rows_of_ids(tmp_path))
     assert verdict(found) == QUICK[fault], found.verdict
     assert found.verdict.next
     assert not found.ok
