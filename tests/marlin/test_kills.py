@@ -38,7 +38,7 @@ def started(result: Path, tmp_path: Path, fault: str, *more: object) -> subproce
     ("number", "fault"),
     [
         (signal.SIGINT, ""),
-        pytest.param(signal.SIGKILL, "stubborn", marks=pytest.mark.slow),
+        (signal.SIGKILL, "stubborn"),
         pytest.param(signal.SIGTERM, "orphan", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "hang", marks=pytest.mark.slow),
     ],

@@ -10,7 +10,12 @@ import pytest
 
 from sparkquant.errors import EnvironmentMissing, UsageError
 from sparkquant.marlin.controls import Role
+from sparkquant.marlin.log import read_log_file
+from sparkquant.marlin.log_verdict import judge_log
 from sparkquant.marlin.server import Launch, Server
+from sparkquant.marlin.verdict import Outcome
+from tests.checkpoints import build
+from tests.cli.running import invoke
 from tests.marlin.serving import MARK, SOURCE, VLLM, gate, marked, rows_of_ids, variables
 
 
@@ -171,12 +176,151 @@ def test_a_server_that_runs_is_judged_by_its_answers_and_its_log(result: Path, t
         ({"capability": "twelve"}, "12.1"),
         ({"tp": 0}, "tp is 0"),
         ({"max_tokens": 2040}, "no room"),
+        ({"rows": -3}, "rows is -3"),
+        ({"memory": 1.5}, "a share"),
+        ({"memory": float("nan")}, "a share"),
+        ({"answer_limit": 0.0}, "answer_limit is 0"),
+        ({"vllm_args": ("--tensor-parallel-size=2",)}, "pass --tp"),
+        ({"vllm_args": ("--port", "80")}, "free ports"),
+        ({"vllm": None, "reference": None, "server_log": "x", "url": "localhost:8000"}, "cannot be read"),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, object], message: str, result: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         gate(result, tmp_path, **options)
     assert message in str(raised.value)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_a_server_starts(result: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    wrong = ({"logs": file / "logs"}, {"save_reference": tmp_path}, {"save_reference": tmp_path / "none" / "record"})
+    for options in wrong:
+        with pytest.raises(UsageError):
+            gate(result, **{"logs": tmp_path / "logs", "data": rows_of_ids(tmp_path), **options})
+    assert list(tmp_path.glob("logs/*.log")) == []
+
+
+@pytest.fixture
+def cached(result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The result as a repository in the hub's cache, and no way to the hub."""
+    from huggingface_hub import constants
+
+    repository = tmp_path / "hub" / "models--someone--small-w4a16"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(result, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return "someone/small-w4a16"
+
+
+def test_a_hub_id_is_served_from_the_cache(cached: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.glob("hub/**/*"))
+    found = gate(Path(cached), None, "import", quick=True, data=rows_of_ids(tmp_path))  # type: ignore[arg-type]
+    assert verdict(found) == "environment-fault", found.verdict
+    assert found.out == cached
+    logs = tmp_path / "small-w4a16.validate"
+    assert (logs / "candidate.log").is_file()
+    assert "snapshots" in found.as_json()["runs"]["candidate"]["failed"] + (logs / "candidate.log").read_text()
+    assert sorted(tmp_path.glob("hub/**/*")) == before, "nothing is written into the cache"
+
+
+@pytest.mark.parametrize("verb", ["validate", "bench"])
+def test_a_hub_id_that_cannot_be_had_says_what_to_do(verb: str, cached: str) -> None:
+    for name, code in (("someone/other", 5), ("no-such-folder", 3)):
+        found = invoke(verb, name, "--vllm", VLLM, "--capability", "12.1")
+        assert found.exit_code == code
+        assert "hint: " in found.stderr
+        assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_a_reference_may_be_a_hub_id(cached: str, result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", quick=True, reference=cached, data=rows_of_ids(tmp_path))
+    assert not found.seen[Role.REFERENCE].failed
+    assert found.seen[Role.REFERENCE].acceptance is not None
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(original, result) with two key heads in its linear attention, so that it fits two ranks."""
+    import sparkquant
+
+    source, out = (tmp_path_factory.mktemp("ranks") / name for name in ("source", "out"))
+    build("qwen3_5", source)
+    sparkquant.quantize(source, "qwen-hybrid-w4a16", out, method="rtn")
+    return source, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "outcome"), [("", "pass"), ("rank", "kernel-fault")])
+def test_ranks_reach_the_server_and_the_rules(
+    fault: str, outcome: str, two_ranks: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, out = two_ranks
+    given = {"reference": source, "quick": True, "data": rows_of_ids(tmp_path)}
+    found = gate(out, tmp_path / "logs", fault, tp=2, **given)
+    assert verdict(found) == outcome, found.verdict
+    document = found.as_json()
+    assert document["conditions"]["tp"] == 2
+    assert document["conditions"]["arguments"][-2:] == ["--tensor-parallel-size", "2"]
+    sizes = {row["class"]: tuple(row["size"]) for row in found.preflight.table["rows"]}
+    assert sizes["mlp.down"] == (256, 256), "k is divided by the ranks"
+    assert sizes["mlp.gate_up"] == (512, 256), "n is divided by the ranks"
+    log = found.seen[Role.CANDIDATE].log
+    assert (log.tensor_parallel, log.load_gib, log.kv_cache_gib) == (2, 0.04, 41.2)
+    assert log.missing == ()
+    text = (tmp_path / "logs" / "candidate.log").read_text()
+    assert text.count("(Worker_TP0 pid=") == text.count("(Worker_TP1 pid=") > 3
+
+
+def test_ranks_that_do_not_fit_start_nothing(result: Path, tmp_path: Path) -> None:
+    found = gate(result, tmp_path / "logs", tp=2)
+    assert verdict(found) == "checkpoint-fault"
+    assert "tensor parallel 2" in found.verdict.summary
+    assert found.seen == {}
+
+
+def test_a_server_of_two_ranks_has_a_complete_log(two_ranks: tuple[Path, Path], tmp_path: Path) -> None:
+    words = (str(two_ranks[1]), "--linear-backend", "marlin", "--tensor-parallel-size", "2")
+    launch = Launch(tuple(VLLM.split()), words, {}, tmp_path / "server.log")
+    with Server(launch) as server:
+        assert server.wait_ready(30) == ""
+    log = read_log_file(launch.log)
+    assert log.complete
+    assert [kernel.kernel for kernel in log.kernels] == ["MarlinLinearKernel"]
+    assert judge_log(log, wanted={"int": "marlin"}, alive=True).outcome is Outcome.PASS
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_in_the_middle_is_given_up(result: Path, tmp_path: Path) -> None:
+    given = {"quick": True, "data": rows_of_ids(tmp_path), "answer_limit": 1.0}
+    with variables(FAKE_LATE="3"):
+        found = gate(result, tmp_path / "logs", "stall", **given)
+    assert verdict(found) == "inconclusive", found.verdict
+    assert "requests fail" in found.verdict.summary
+    assert str(tmp_path / "logs" / "candidate.log") in found.verdict.next
+
+
+@pytest.mark.slow
+def test_the_log_of_another_server_proves_nothing(result: Path, tmp_path: Path) -> None:
+    record, log = tmp_path / "reference.json", tmp_path / "server.log"
+    given = {"quick": True, "data": rows_of_ids(tmp_path)}
+    gate(result, tmp_path / "logs", save_reference=record, **given)
+    launch = Launch(tuple(VLLM.split()), (str(result), "--linear-backend", "marlin"), {}, log)
+    with Server(launch) as server:
+        assert server.wait_ready(30) == ""
+        copy = tmp_path / "copy.log"
+        for version in ("0.25.1", "0.33.0"):
+            copy.write_text(log.read_text().replace("0.25.1", version))
+            url = {"reference": None, "vllm": None, "url": server.url, "server_log": copy, "reference_record": record}
+            found = gate(result, tmp_path, **url, **given)
+            assert verdict(found) == "inconclusive"
+            assert "no line came to it" in found.verdict.summary
+            assert ("the log is of 0.33.0" in found.verdict.summary) == (version == "0.33.0")
 
 
 @pytest.mark.parametrize("vllm", ["/nowhere/vllm", "no-such-program serve", f"{SOURCE}/config.json"])
