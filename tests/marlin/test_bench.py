@@ -11,7 +11,7 @@ import pytest
 from sparkquant.errors import CheckFailed, UsageError
 from sparkquant.marlin.bench import bench
 from sparkquant.marlin.bench_compare import compare
-from sparkquant.marlin.bench_record import BenchRecord, load_record, make_record
+from sparkquant.marlin.bench_record import MEASURED, BenchRecord, load_record, make_record, require_conditions
 from sparkquant.marlin.server import Launch, Server
 from tests.cli.running import invoke
 from tests.marlin.serving import VLLM, variables
@@ -88,8 +88,64 @@ def test_a_server_at_a_url_needs_its_log_and_its_environment(result: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_request_that_fails_is_no_number(result: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckFailed, match="a request failed"):
-        measured(result, tmp_path, fault="nan")
+    for fault in ("nan", "crash"):
+        with pytest.raises(CheckFailed, match="a request failed") as raised:
+            measured(result, tmp_path, fault=fault)
+        assert f"--server-log {tmp_path / 'bench.log'}" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hardware": None}, "hardware"),
+        ({"capability": None}, "capability"),
+        ({"capability": "twelve"}, "12.1"),
+        ({"max_tokens": 1}, "cannot be measured"),
+        ({"max_tokens": 100_000}, "cannot be measured"),
+        ({"rounds": 2}, "no honest median"),
+        ({"memory": 0.0}, "a share"),
+        ({"vllm_args": ("--served-model-name=x",)}, "a name of our own"),
+        ({"drafts": -1}, "counts"),
+    ],
+)
+def test_what_makes_no_record_is_told_before_a_server_starts(
+    options: dict[str, Any], says: str, result: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        measured(result, tmp_path, **options)
+    assert says in str(raised.value)
+    assert not (tmp_path / "bench.log").exists()
+
+
+def test_a_record_that_cannot_be_written_is_told_first(result: Path, tmp_path: Path) -> None:
+    known = ("--vllm", VLLM, "--capability", "12.1", "--hardware", "imagined", "--log", tmp_path / "bench.log")
+    found = invoke("bench", result, *known, "--out", tmp_path / "none" / "record.json")
+    assert found.exit_code == 2
+    assert "there is no folder" in found.stderr
+    assert not (tmp_path / "bench.log").exists()
+
+
+def test_conditions_are_looked_at_apart_from_what_is_measured(record: BenchRecord) -> None:
+    fields = {key: value for key, value in record.model_dump(mode="json").items() if key != "kind"}
+    conditions = {key: value for key, value in fields.items() if key not in MEASURED}
+    require_conditions(conditions)
+    for name in conditions:
+        with pytest.raises(UsageError) as raised:
+            require_conditions({key: value for key, value in conditions.items() if key != name})
+        assert [problem.where for problem in raised.value.problems] == [name]
+
+
+def test_records_that_are_none(tmp_path: Path, record: BenchRecord) -> None:
+    path = tmp_path / "record.json"
+    sound = json.dumps(record.as_json())
+    nan = json.dumps({**record.model_dump(mode="json"), "acceptance": {
+        kind: {**found.model_dump(mode="json"), "rates": [float("nan")]} for kind, found in record.acceptance.items()
+    }})  # fmt: skip
+    for text in ("", "{}", "[" * 100_000, sound[:-20], nan, sound.replace('"thinking": false', '"thinking": "maybe"')):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UsageError):
+            load_record(path)
+        assert invoke("bench", "compare", path, path).exit_code == 2
 
 
 def test_comparing_says_what_explains_the_ratio(record: BenchRecord, tmp_path: Path) -> None:
