@@ -14,7 +14,7 @@ from sparkquant.cli.verbs import JsonOption
 
 def diagnose(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint folder: it is verified too.")
+        str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint folder or a hub id: it is verified too.")
     ] = None,
     server_log: Annotated[
         str | None, typer.Option("--server-log", metavar="FILE", help="All that the server printed.")

@@ -26,6 +26,7 @@ from sparkquant.marlin.suspicion import Case, Suspect, conclude
 from sparkquant.marlin.symptom import Kind, Symptom, classify, examine_server
 from sparkquant.marlin.verdict import Verdict
 from sparkquant.report import Report
+from sparkquant.source import folder_of
 
 MAX_TEXT = 1 << 20
 """Bytes of an answer that are read."""
@@ -62,7 +63,7 @@ def diagnose(
 ) -> Diagnosis:
     """Everything that can be known from what was passed.
 
-    model       a checkpoint folder: it is verified, by the rules of the version that the log names
+    model       a checkpoint folder or a hub id: it is verified, by the rules of the version that the log names
     url         a running server: asked the same greedy prompts alone, again, and eight at once
     server_log  what a server printed, whole
     answer      a file with text that the server generated
@@ -108,7 +109,7 @@ def _static(model: str | os.PathLike[str], log: ServerLog | None, capability: st
 
     engine = log.version if log is not None and log.dialect else None
     ranks = (log.tensor_parallel or 1,) if log is not None else (1,)
-    return verify(model, engine=engine, tp=ranks, capability=capability or None, listener=listener)
+    return verify(folder_of(model), engine=engine, tp=ranks, capability=capability or None, listener=listener)
 
 
 def _known(log: ServerLog | None, capability: str) -> Iterator[KnownBad]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sparkquant
 from sparkquant.errors import CheckFailed, UsageError
 from sparkquant.marlin.bench import bench
 from sparkquant.marlin.bench_compare import compare
@@ -44,7 +45,7 @@ def test_a_record_states_what_it_depends_on(result: Path, tmp_path: Path) -> Non
     assert told["thinking"] is False
     assert told["kv_cache_tokens"] == 12_441_786
     assert told["environment"]["VLLM_MARLIN_USE_ATOMIC_ADD"] == "1"
-    assert told["versions"]["vllm"] == "0.25.1"
+    assert told["versions"] == {"vllm": "0.25.1", "sparkquant": sparkquant.version()}
     assert 0 < told["lengths"]["output"] <= 24
     assert any("tokens per step by drafting" in warning for warning in told["warnings"])
 

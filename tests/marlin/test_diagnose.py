@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -188,6 +189,23 @@ def test_a_kernel_that_the_rules_did_not_predict_is_evidence(quantized: Path, tm
     absent = OLD.run("Selected CutlassFP8ScaledMMLinearKernel for CompressedTensorsW8A8Fp8")
     found = diagnose(quantized, server_log=log_file(tmp_path, absent), capability="12.1")
     assert any("no line of the log names their kernel" in item.what for item in found.verdict.evidence)
+
+
+def test_a_model_of_the_hub(quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    repository = tmp_path / "models--someone--small"
+    shutil.copytree(quantized, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    found = diagnose("someone/small")
+    assert found.subject == "someone/small"
+    assert any("static checks pass" in item.what for item in found.verdict.evidence)
+    other = invoke("diagnose", "someone/other")
+    assert other.exit_code == 5
+    assert "HF_HUB_OFFLINE" in other.stderr
 
 
 def test_a_broken_checkpoint_is_the_suspect(quantized: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -327,6 +328,22 @@ def test_the_log_of_another_server_proves_nothing(result: Path, tmp_path: Path) 
 def test_no_engine_is_an_environment_error(vllm: str, result: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing):
         gate(result, tmp_path, vllm=vllm)
+
+
+def test_a_vllm_that_cannot_be_imported_is_a_verdict(result: Path, tmp_path: Path) -> None:
+    """Its files state a version; its servers say what is missing, and the verdict says so."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm-0.25.1.dist-info").mkdir()
+    script = tmp_path / "bin" / "vllm"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nraise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    script.chmod(0o755)
+    with variables(PYTHONPATH=str(tmp_path)):
+        found = gate(result, tmp_path / "logs", vllm=str(script), data=rows_of_ids(tmp_path))
+    assert verdict(found) == "environment-fault", found.verdict
+    assert "libcudart.so.13" in found.verdict.summary
+    assert found.conditions["version"] == "0.25.1"
 
 
 def test_a_python_without_vllm_says_so(result: Path, tmp_path: Path) -> None:
