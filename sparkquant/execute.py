@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,13 @@ from sparkquant.provenance import kept_name, write_provenance
 from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_from_text
 from sparkquant.report import Report
-from sparkquant.repository_recipe import calibration_of, chosen_recipe
+from sparkquant.repository_recipe import calibration_of, chosen_recipe, kept_at_home
 from sparkquant.requantizing import OLD_CONFIGS, as_16_bit
 from sparkquant.schemes import OutputTensor
 from sparkquant.source import Source, as_path, locate
 from sparkquant.verification.folder import JSON_FILES
 from sparkquant.verification.gate import verify
+from sparkquant.verification.identity import is_required
 from sparkquant.writer import StagedCheckpoint
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def quantize(
     found = Source(as_16_bit(found.checkpoint), found.overlay)
     for note in plan.notes:
         listener(Said(note))
-    options = _Options(restart, device, max_memory, listener)
+    if not chosen.method.calibrated and (calibration is not None or rows is not None):
+        raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
+    options = _Options(restart, device, max_memory, kept_at_home(found.checkpoint.path, calibration), listener)
     if not chosen.method.calibrated:
-        if calibration is not None or rows is not None:
-            raise UsageError(f"method {chosen.method.name} takes no calibration", hint="pass method gptq or imatrix")
         return _run(plan, found, target, options, None)
     from sparkquant.calibration.loading import load_calibration  # pays for building its models
 
@@ -138,12 +139,15 @@ class _Options:
     restart: bool
     device: str
     max_memory: int | None
+    stays: Collection[Path]
+    """Files of the source that the result does not take over."""
     listener: Listener
 
 
 def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
     listener = options.listener
-    side_files = {kept_name(name): _inside(source.checkpoint.path, name) for name in _carried(source.checkpoint)}
+    carried = _carried(source.checkpoint, options.stays)
+    side_files = {kept_name(name): _inside(source.checkpoint.path, name) for name in carried}
     job = _job(plan, source, calibration)
     with StagedCheckpoint(target, job, restart=options.restart) as staged, ExitStack() as stack:
         _forget(staged.discarded)
@@ -230,9 +234,13 @@ def _recipe_text(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.as_json(), sort_keys=False, allow_unicode=True)
 
 
-def _carried(checkpoint: Checkpoint) -> list[str]:
-    """Side files that the result takes over; records of an earlier job or quantization are not among them."""
-    return [name for name in checkpoint.side_files() if name.split("/")[0] not in ("sparkquant", *OLD_CONFIGS)]
+def _carried(checkpoint: Checkpoint, stays: Collection[Path]) -> list[str]:
+    """Side files that the result takes over; records of an earlier job or quantization are not among them.
+
+    What a model cannot do without is, whatever is calibrated on it.
+    """
+    names = [name for name in checkpoint.side_files() if name.split("/")[0] not in ("sparkquant", *OLD_CONFIGS)]
+    return [name for name in names if is_required(name) or (checkpoint.path / name).resolve() not in stays]
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -7,10 +7,12 @@ mixes or on files of the repository. A mix that fetches data from elsewhere, or 
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from sparkquant.errors import CheckpointError, Problem, RecipeError
+from sparkquant.errors import CalibrationError, CheckpointError, Problem, RecipeError
 from sparkquant.events import Listener, Said, ignore
 from sparkquant.positions import Document
 from sparkquant.recipe import Recipe
@@ -94,6 +96,29 @@ def calibration_of(recipe: Recipe, folder: Path) -> str:
         return recipe.calibration.mix
     repository_recipe(own)
     return str(folder / recipe.calibration.mix)
+
+
+def kept_at_home(folder: Path, calibration: str | os.PathLike[str] | None = None) -> set[Path]:
+    """Files of a model folder that no result takes over, resolved: its own recipe, and what is calibrated on.
+
+    Results are published, and people's conversations are not. `calibration` is what the caller named instead.
+    """
+    own = recipe_path(folder)
+    found = set() if own is None else {own.resolve()}
+    with suppress(RecipeError, CalibrationError):  # what is faulty names nothing; whoever applies it is told
+        if own is not None:
+            found |= _read_by(calibration_of(repository_recipe(own), folder))
+    with suppress(CalibrationError):
+        found |= set() if calibration is None else _read_by(os.fspath(calibration))
+    return found
+
+
+def _read_by(mix: str) -> set[Path]:
+    if not _is_path(mix):
+        return set()
+    from sparkquant.calibration.source_files import files_of
+
+    return {path.resolve() for path in files_of(mix)}
 
 
 def _is_path(mix: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sparkquant.calibration.conversation import Dropped, Item, Passage, Reason, 
 from sparkquant.calibration.dialects import item_of
 from sparkquant.calibration.jsonl import read_records
 from sparkquant.calibration.mix import Mix, Source
+from sparkquant.calibration.mix_files import load_mix
 from sparkquant.errors import CalibrationError
 
 MAX_TEXT_BYTES = 4_000_000
@@ -38,14 +40,20 @@ def read_source(mix: Mix, name: str) -> Iterator[Item | Dropped]:
         yield from read_table(name, source, files)
 
 
+def files_of(spec: str | os.PathLike[str]) -> Iterator[Path]:
+    """The files that a path leads to: itself, and for a mix those of its sources that are there."""
+    mix = load_mix(spec)
+    yield Path(spec).expanduser()
+    for source in mix.sources.values():
+        for pattern in (*source.conversations, *source.text, *source.table):
+            yield from _chosen(mix, source, pattern)
+
+
 def find_files(mix: Mix, name: str, patterns: tuple[str, ...]) -> list[tuple[Path, str]]:
     """(file, its name relative to the mix) for paths, folders and globs, sorted; CalibrationError when one is empty."""
     found: dict[Path, str] = {}
-    source = mix.sources[name]
-    suffixes = RECORD_SUFFIXES if source.kind == "conversations" else ()
-    excluded = {path for pattern in source.exclude for path in _matches(mix.folder, pattern, ())}
     for pattern in patterns:
-        paths = [path for path in _matches(mix.folder, pattern, suffixes) if path not in excluded]
+        paths = _chosen(mix, mix.sources[name], pattern)
         if not paths:
             raise CalibrationError(
                 f"{mix.source}: source {name!r}: {pattern} names no file",
@@ -53,6 +61,12 @@ def find_files(mix: Mix, name: str, patterns: tuple[str, ...]) -> list[tuple[Pat
             )
         found |= {path: _place(path, mix.folder) for path in paths}
     return sorted(found.items(), key=lambda entry: entry[1])
+
+
+def _chosen(mix: Mix, source: Source, pattern: str) -> list[Path]:
+    suffixes = RECORD_SUFFIXES if source.kind == "conversations" else ()
+    excluded = {path for other in source.exclude for path in _matches(mix.folder, other, ())}
+    return [path for path in _matches(mix.folder, pattern, suffixes) if path not in excluded]
 
 
 def _matches(folder: Path, pattern: str, suffixes: tuple[str, ...]) -> list[Path]:

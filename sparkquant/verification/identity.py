@@ -68,13 +68,17 @@ def _same(a: Any, b: Any) -> bool:
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
+def is_required(name: str) -> bool:
+    """Whether a result must carry over a side file of this name."""
+    return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in REQUIRED)
+
+
 def _side_files(source: Checkpoint, folder: Path) -> tuple[list[str], list[str]]:
     missing: list[str] = []
     unlike: list[str] = []
     for name in source.side_files():
-        base = name.rpartition("/")[2]
         original = source.path / name
-        if name.startswith("sparkquant/") or not any(fnmatchcase(base, pattern) for pattern in REQUIRED):
+        if name.startswith("sparkquant/") or not is_required(name):
             continue
         if not readable(original, source.path):
             continue

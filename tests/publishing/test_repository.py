@@ -23,7 +23,7 @@ from sparkquant.errors import Problem, RecipeError, SparkquantError
 from sparkquant.recipe_files import recipe_folder, recipe_names
 from sparkquant.recipe_schema import recipe_schema, recipe_schema_text
 from sparkquant.repository_lint import described, lint_repository
-from sparkquant.repository_recipe import calibration_of, recipe_path, repository_recipe
+from sparkquant.repository_recipe import calibration_of, kept_at_home, recipe_path, repository_recipe
 from tests.cli.running import DEMO, ROOT, environment, invoke
 from tests.publishing.hub_server import WRITER
 from tests.publishing.running_hub import RunningHub
@@ -166,6 +166,34 @@ def test_rows_of_the_repository_are_found_wherever_one_stands(
     plan = sparkquant.plan(repository)
     assert calibration_of(plan.recipe, repository) == str(repository / "rows.json")
     assert str(tmp_path) not in plan.to_json()
+
+
+OWN_MIX = """
+name: own
+summary: what our users asked
+sources:
+  logs: {conversations: "data/*.jsonl", exclude: [data/public.jsonl]}
+  code: {text: ["*.py", chat_template.jinja]}
+  absent: {text: ["nothing/*.txt"]}
+"""
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by the recipe", "by the caller"])
+def test_neither_recipe_nor_calibration_text_goes_into_a_result(repository: Path, tmp_path: Path, named: bool) -> None:
+    """Results are published; what a model needs to run is carried even where it is calibrated on."""
+    (repository / "data").mkdir()
+    for name in ("data/logs.jsonl", "data/public.jsonl", "modeling.py", "notes.txt"):
+        (repository / name).write_text("{}\n")
+    (repository / "own.yaml").write_text(OWN_MIX)
+    with_recipe(repository, f"{MINE}calibration: {{mix: own.yaml}}\n" if named else MINE)
+    stays = {path.name for path in kept_at_home(repository, None if named else repository / "own.yaml")}
+    assert stays == {"sparkquant.yaml", "own.yaml", "logs.jsonl", "modeling.py", "chat_template.jinja"}
+    if named:
+        made = sparkquant.quantize(repository, out=tmp_path / "out", method="rtn")
+        names = {path.relative_to(made.out).as_posix() for path in made.out.rglob("*")}
+        assert {"data/public.jsonl", "modeling.py", "notes.txt", "chat_template.jinja"} <= names
+        assert not names & {"sparkquant.yaml", "own.yaml", "data/logs.jsonl"}
+        assert made.plan.recipe.name == "mine"
 
 
 @pytest.mark.parametrize(
