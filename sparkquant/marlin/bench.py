@@ -24,7 +24,7 @@ from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckFailed, EnvironmentMissing, UsageError
 from sparkquant.evaluation_data import Data
 from sparkquant.events import Said
-from sparkquant.marlin.bench_record import FEWEST_ROUNDS, BenchRecord, make_record, require_conditions
+from sparkquant.marlin.bench_record import FEWEST_ROUNDS, MEASURED, BenchRecord, make_record, require_conditions
 from sparkquant.marlin.client import Client, at_once
 from sparkquant.marlin.controls import SERVED
 from sparkquant.marlin.dialect import DIALECTS, Settings
@@ -54,6 +54,7 @@ PREFILL_TOKENS = 1024
 WARM_UP = 1
 MAX_TOKENS = 256
 MAX_MODEL_LEN = 4096
+LATER = (*MEASURED, "prompts")
 PRIVATE = re.compile("KEY|TOKEN|SECRET|PASS|ROOT|PATH|DIR|CACHE|HOST|URL")
 
 
@@ -105,26 +106,24 @@ def bench(
     _refuse(chosen)
     folder = folder_of(out)
     checkpoint = Checkpoint.open(folder, strict=False)
-    room = MAX_MODEL_LEN - chosen.max_tokens - 8
-    prompts = prompts_of(
-        checkpoint,
-        chosen.data,
-        rows=8,
-        asks=ASKS,
-        room=min(room, 2048),
-        tokens=PREFILL_TOKENS,
-        thinking=chosen.thinking,
-    )
     name = folder.resolve().name if Path(out).is_dir() else Path(out).name
-    known: dict[str, Any] = {"model": name, "prompts": prompts.digest, "thinking": chosen.thinking}
+    known: dict[str, Any] = {"model": name, "thinking": chosen.thinking}
     if url is None:
         log = chosen.log or place_beside(folder, f"{name}.bench.log")
-        return _started(folder, str(out), vllm, prompts, replace(chosen, log=log), known, listener)
+        return _started(checkpoint, str(out), vllm, replace(chosen, log=log), known, listener)
     told = None if server_log is None else read_log_file(server_log)
     with Client(url) as client:
-        known |= {**_at_url(client, told, chosen)}
-        require_conditions(known)
-        return make_record({**measure(client, prompts, chosen, listener), **known})
+        known |= _at_url(client, told, chosen)
+        require_conditions(known, LATER)
+        prompts = _prompts(checkpoint, chosen)
+        return make_record({**measure(client, prompts, chosen, listener), **known, "prompts": prompts.digest})
+
+
+def _prompts(checkpoint: Checkpoint, chosen: Options) -> Prompts:
+    room = min(MAX_MODEL_LEN - chosen.max_tokens - 8, 2048)
+    return prompts_of(
+        checkpoint, chosen.data, rows=8, asks=ASKS, room=room, tokens=PREFILL_TOKENS, thinking=chosen.thinking
+    )
 
 
 def _refuse(chosen: Options) -> None:
@@ -144,10 +143,9 @@ def _refuse(chosen: Options) -> None:
 
 
 def _started(
-    out: Path,
+    checkpoint: Checkpoint,
     called: str,
     vllm: str | None,
-    prompts: Prompts,
     chosen: Options,
     known: dict[str, Any],
     listener: events.Listener,
@@ -157,7 +155,7 @@ def _started(
     dialect = DIALECTS[engine_named(version).rules]
     machine = look()
     capability = chosen.capability or (machine.gpus[0].capability if machine.gpus else "")
-    before = preflight(out, version, chosen.tp, capability, listener)
+    before = preflight(checkpoint.path, version, chosen.tp, capability, listener)
     settings = Settings() if chosen.engine_choice else dialect.marlin(before.schemes, before.experts)
     settings += dialect.atomic_add(True)
     settings += dialect.drafting(chosen.drafts) if chosen.drafts else Settings()
@@ -174,9 +172,10 @@ def _started(
         "environment": {**settings.environment, **_inherited()}, "arguments": arguments,
         "speculation": {"method": "mtp" if chosen.drafts else "none", "k": chosen.drafts},
     }  # fmt: skip
-    require_conditions(known)
+    require_conditions(known, LATER)
+    prompts = _prompts(checkpoint, chosen)
     launch = Launch(
-        command, (str(out), "--served-model-name", SERVED, *arguments),
+        command, (str(checkpoint.path), "--served-model-name", SERVED, *arguments),
         {"VLLM_NO_USAGE_STATS": "1", **settings.environment}, log,
     )  # fmt: skip
     closer = f"sparkquant diagnose {shlex.quote(called)} --server-log {shlex.quote(str(log))}"
@@ -190,7 +189,7 @@ def _started(
             except CheckFailed as error:
                 raise CheckFailed(error.what, hint=closer) from None
     kv = read_log_file(log).kv_cache_tokens or numbers.get("kv_cache_tokens")
-    return make_record({**numbers, **known, "kv_cache_tokens": kv})
+    return make_record({**numbers, **known, "prompts": prompts.digest, "kv_cache_tokens": kv})
 
 
 def _inherited() -> dict[str, str]:
