@@ -151,6 +151,10 @@ def _kind(item: str | os.PathLike[str]) -> str:
     )
 
 
+_TABLE = {"engine", "capability", "tp", "class", "scheme", "size", "kernel", "count"}
+"""Keys of a row of `kernels` that are compared."""
+
+
 def read_plan(path: Path) -> dict[str, Any]:
     """The JSON of a plan file; UsageError where the file is something else or not whole."""
     hint = "pass a file written by `plan --out`"
@@ -166,6 +170,9 @@ def read_plan(path: Path) -> dict[str, Any]:
         rows = fields.get(key)
         if not isinstance(rows, list) or not all(isinstance(r, dict) and isinstance(r.get(name), str) for r in rows):
             raise UsageError(f"{path}: a damaged plan: `{key}` is no list of maps with `{name}`", hint=hint)
+    kernels = fields.get("kernels", [])
+    if not isinstance(kernels, list) or not all(isinstance(row, dict) and row.keys() >= _TABLE for row in kernels):
+        raise UsageError(f"{path}: a damaged plan: `kernels` is no table", hint=hint)
     for key in ("source", "recipe", "totals", "footprint"):
         if not isinstance(fields.get(key), dict):
             raise UsageError(f"{path}: a damaged plan: `{key}` is no map", hint=hint)
@@ -211,9 +218,23 @@ def _plans(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
             found += [
                 Change(f"{name} ({change.what})", change.before, change.after) for change in _changes(ours, theirs)
             ]
+    if "kernels" in before and "kernels" in after:  # the plan inside a result has none
+        found += _changes(_kernels(before["kernels"]), _kernels(after["kernels"]))
+    else:
+        before, after = ({key: value for key, value in plan.items() if key != "kernels"} for plan in (before, after))
     if not found and before != after:
         found.append(Change("order or unknown keys", _digest_of(before), _digest_of(after)))
     return found
+
+
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where the modules of a class and size run, by engine, capability and ranks."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        at = f"vLLM {row['engine']}, {row['capability']}, tp {row['tp']}"
+        label = f"kernel of {row['class']} {row['scheme']} {row['size']} ({at})"
+        found.setdefault(label, []).append(f"{row['kernel']} {row['count']}")
+    return {label: ", ".join(kernels) for label, kernels in found.items()}
 
 
 def _summary(plan: Mapping[str, Any]) -> dict[str, Any]:

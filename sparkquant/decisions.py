@@ -188,13 +188,17 @@ class Plan:
             "decisions": [decision.as_json() for decision in self.decisions.values()],
         }
 
-    def to_json(self) -> str:
-        """Stable text, one decision a line: the same checkpoint headers and recipe give the same bytes."""
-        return "{\n" + ",\n".join(f" {_json(key)}: {_lines(value)}" for key, value in self.as_json().items()) + "\n}\n"
+    def to_json(self, **beside: Any) -> str:
+        """Stable text, one decision a line: the same checkpoint headers and recipe give the same bytes.
+
+        `beside` are further keys, for what is said about a plan: `digest` does not depend on them.
+        """
+        fields = {**self.as_json(), **beside}
+        return "{\n" + ",\n".join(f" {_json(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the plan's JSON."""
+        """sha256 of the plan's JSON, without what is said beside it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def explain(self, name: str) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkquant.checkpoint import Checkpoint, TensorHeader
 from sparkquant.decisions import Decision, OutputShard, Plan
+from sparkquant.engine.ranks import Shared, letters_of
 from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import CheckpointError, PlanError, Problem, QuantizedSource, UsageError
 from sparkquant.footprint import footprint
@@ -28,6 +30,7 @@ from sparkquant.requantizing import as_16_bit, explained, record, require_permis
 from sparkquant.requantizing import notes as requantizing_notes
 from sparkquant.routing import plan_loads
 from sparkquant.schemes import OutputTensor, Scheme
+from sparkquant.sizes import unstated
 from sparkquant.source import locate
 from sparkquant.structure import structure_faults
 
@@ -118,7 +121,9 @@ def make_plan(
     blocked = blocked_by_version(decisions.values(), placements)
     problems += engine_faults(layout, blocked, None if named is None else named.rules)
     problems += quantizer_faults(decisions.values(), layout.family, recipe.method)
-    problems += [fault for size in tp for fault in _rank_faults(decisions.values(), placements, size)]
+    for size in tp:
+        faults = _rank_faults(decisions.values(), placements, layout, size)
+        problems += [replace(fault, what=f"tensor parallel {size}: {fault.what}") for fault in faults]
     _require_none(problems, recipe, checkpoint)
     notes = (*_notes(checkpoint, recipe, layout, placements, decisions), *engine_notes(layout, blocked))
     notes = (*requantizing_notes(decisions, checkpoint), *notes)
@@ -301,7 +306,14 @@ def _mixed_groups(decisions: Iterable[Decision]) -> Iterator[Problem]:
             )
 
 
-def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placement], tp: int) -> Iterator[Problem]:
+def _rank_faults(
+    decisions: Iterable[Decision], placements: Mapping[str, Placement], layout: Layout, tp: int
+) -> Iterator[Problem]:
+    """Why the engine cannot split the model, or a quantized module, over so many ranks."""
+    shared = Shared(layout.sizes, letters_of(placement.rule for placement in placements.values()))
+    if whole := "; ".join(shared.faults(tp)):
+        yield Problem("config.json", whole, shared.fitting)
+        return
     for d in decisions:
         if d.scheme is None:
             continue
@@ -312,7 +324,7 @@ def _rank_faults(decisions: Iterable[Decision], placements: Mapping[str, Placeme
             fault = f"its rows hold {rule.groups} groups, and the engine shards the scales of whole groups alone"
         if fault:
             hint = f"`{d.layer_class}: keep`, or another tensor-parallel size"
-            yield Problem(d.tensor, f"tensor parallel {tp}: {fault}", hint)
+            yield Problem(d.tensor, fault, hint)
 
 
 def _notes(
@@ -324,6 +336,8 @@ def _notes(
 ) -> Iterator[str]:
     if checkpoint.config.get("architectures") is None:
         yield "config.json names no architectures: engines choose the model's class by it and will not load the result"
+    if gap := unstated(checkpoint.config):
+        yield f"config.json {gap}"
     present = {p.layer_class for p in placements.values()}
     absent = sorted(str(c) for c in (*recipe.schemes, *recipe.unprotect) if c not in present and c in layout.classes)
     if absent:
@@ -345,8 +359,9 @@ def _notes(
     if head and (reason := layout.never_quantized.get(LayerClass.LM_HEAD)):
         yield f"lm_head stays 16-bit: {reason}"
     for size in recipe.target.tensor_parallel:
-        if size > 1 and (faults := list(_rank_faults(decisions.values(), placements, size))):
-            yield f"not servable with tensor parallel {size}: {faults[0]} ({len(faults)} tensors)"
+        if size > 1 and (faults := list(_rank_faults(decisions.values(), placements, layout, size))):
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            yield f"not servable with tensor parallel {size}: {faults[0].where}: {faults[0].what}{more}"
     if checkpoint.tensors and layout.tied_head and "lm_head.weight" in checkpoint.tensors:
         yield "config.json ties lm_head to the embedding, yet an lm_head.weight is stored: it is copied as it is"
 

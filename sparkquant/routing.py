@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sparkquant.decisions import Decision, Plan
+from sparkquant.engine.ranks import Shared, letters_of
 from sparkquant.engine.routing import CAPABILITIES, Load, Routes, routes_of
 from sparkquant.engine.versions import engine_named, require_capability
 from sparkquant.errors import UsageError
@@ -38,14 +40,43 @@ def engine_routes(
         engine = engine_named(version or newest)
         loads = plan_loads(subject, engine.rules)
         target = capability or subject.recipe.target.capability
-        return routes_of(loads, engine, tp, target, elsewhere=() if capability else CAPABILITIES)
+        elsewhere = () if capability else CAPABILITIES
+        return routes_of(loads, engine, tp, target, elsewhere=elsewhere, unsplittable=_apart(subject, tp))
     from sparkquant.verification.loads import checkpoint_loads
+    from sparkquant.verification.ranks import unsplittable
     from sparkquant.verification.subject import Serving, Subject, open_checkpoint
 
     engine = engine_named(version or ENGINES[-1])
     opened = Subject(open_checkpoint(Path(subject)), None, Serving(engine, tuple(tp), capability))
     elsewhere = () if capability else CAPABILITIES
-    return routes_of(checkpoint_loads(opened), engine, tp, capability or "12.1", elsewhere=elsewhere)
+    apart = unsplittable(opened, tp)
+    loads = checkpoint_loads(opened)
+    return routes_of(loads, engine, tp, capability or "12.1", elsewhere=elsewhere, unsplittable=apart)
+
+
+def kernel_rows(
+    plan: Plan, version: str | None = None, tp: Sequence[int] = (), capability: str | None = None
+) -> list[dict[str, Any]]:
+    """Where every quantized module of a plan runs, as plain JSON: the `kernels` of `plan --json`.
+
+    One row for the modules that run alike, by engine version (those that have the family, or the one that is named),
+    capability (the recipe's target and `CAPABILITIES`, or the one that is named) and tensor-parallel size (`tp`, or the
+    recipe's). Rows are in a fixed order: the same plan and arguments give the same rows.
+    """
+    sizes = tuple(tp) or tuple(plan.recipe.target.tensor_parallel)
+    found: list[dict[str, Any]] = []
+    for engine in (version,) if version is not None else plan.layout.engines:
+        routes = engine_routes(plan, engine, sizes, capability)
+        for chip, rows in ((routes.capability, routes.rows), *routes.elsewhere.items()):
+            where = {"engine": routes.engine.name, "rules": routes.engine.rules, "capability": chip}
+            found += [{**where, **row.as_json()} for row in rows]
+    return found
+
+
+def _apart(plan: Plan, tp: Sequence[int]) -> dict[int, str]:
+    """The sizes over which the engine cannot split the model."""
+    rules = (plan.layout.rule_of(name) for name in plan.decisions)
+    return Shared(plan.layout.sizes, letters_of(rule for rule in rules if rule is not None)).unsplittable(tp)
 
 
 def plan_loads(plan: Plan, version: str) -> Iterator[Load]:

@@ -45,8 +45,7 @@ Sizes = Mapping[str, tuple[str, Any]]
 
 def sizes_of(config: Mapping[str, Any], own: Mapping[str, tuple[str, Any]]) -> Sizes:
     """The letters that a config states; `own` are the family's, which come first: a value of None is not checked."""
-    text = config.get("text_config")
-    fields = text if isinstance(text, Mapping) else config
+    fields = _text(config)
     found: dict[str, tuple[str, Any]] = {}
     for letter, keys in LETTERS.items():
         key = next((key for key in keys if _is_stated(fields.get(key))), None)
@@ -57,8 +56,7 @@ def sizes_of(config: Mapping[str, Any], own: Mapping[str, tuple[str, Any]]) -> S
 
 def whole(config: Mapping[str, Any], *keys: str) -> int | None:
     """The product of some fields of a config, or None when one is no number."""
-    text = config.get("text_config")
-    fields = text if isinstance(text, Mapping) else config
+    fields = _text(config)
     product = 1
     for key in keys:
         value = fields.get(key)
@@ -66,6 +64,35 @@ def whole(config: Mapping[str, Any], *keys: str) -> int | None:
             return None
         product *= value
     return product
+
+
+_PARTS = ("text_config", "vision_config")
+_ALWAYS = ("hidden_size", "num_hidden_layers")
+_COUNTS = (*_ALWAYS, "num_attention_heads", "vocab_size")
+
+
+def misstated(config: Mapping[str, Any]) -> str:
+    """What of a config no loader reads as a size, in words; "" when nothing is wrong."""
+    for key in _PARTS:
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            return f"{key} is {str(config[key])[:60]!r}, not an object"
+    fields = _text(config)
+    for key in _COUNTS:
+        value = fields.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            return f"{key} is {value if type(value) is int else repr(value)[:60]}, not a positive whole number"
+    return ""
+
+
+def unstated(config: Mapping[str, Any]) -> str:
+    """Which sizes that every model has a config leaves to the default of the engine's class, in words."""
+    absent = [key for key in _ALWAYS if _text(config).get(key) is None]
+    return f"does not state {' and '.join(absent)}: engines take the default of their class" if absent else ""
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def even_heads(config: Mapping[str, Any]) -> Sizes:

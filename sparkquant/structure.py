@@ -27,7 +27,7 @@ from sparkquant.parts import (
     shares_indexers,
     short_types,
 )
-from sparkquant.sizes import size_faults
+from sparkquant.sizes import misstated, size_faults
 
 AGAIN = "fetch the checkpoint again: a part of it is missing"
 OTHER = "check that config.json and every shard belong to the same checkpoint"
@@ -76,6 +76,8 @@ def structure_faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping
 def _faults(checkpoint: Checkpoint, layout: Layout, placements: Mapping[str, Placement]) -> Iterator[Problem]:
     sees = any(placement.layer_class is C.VISION for placement in placements.values())
     yield from _architecture_faults(checkpoint.config, layout, sees=sees)
+    if fault := misstated(checkpoint.config):
+        yield Problem("config.json", fault, "fetch config.json again")
     if fault := short_types(checkpoint.text_config):
         yield Problem("config.json", fault, "fetch config.json again: layers without a kind are not built")
     if not checkpoint.config.get("vision_config"):

@@ -37,7 +37,7 @@ _TEXT: dict[str, Any] = {
     "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None, "dtype": "bfloat16",
     "eos_token_id": _IM_END, "full_attention_interval": 4, "head_dim": 128, "hidden_act": "silu",
     "hidden_size": HIDDEN, "initializer_range": 0.02, "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
     "linear_value_head_dim": 128, "max_position_embeddings": 4096, "num_attention_heads": 2, "num_hidden_layers": 4,
     "num_key_value_heads": 1, "pad_token_id": _END_OF_TEXT, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
     "tie_word_embeddings": False, "use_cache": True, "vocab_size": VOCAB,

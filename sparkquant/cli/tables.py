@@ -190,7 +190,8 @@ def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"\nEngine {table['engine']}, capability {capability}{chip}, tensor parallel {sizes}", "bold")
     grid = _grid("class", "scheme", "tp", "kernel", "modules", right=("tp", "modules"))
     counts: dict[tuple[str, str, str], Counter[int]] = {}
-    for row in table["rows"]:
+    apart = table["unsplittable"]
+    for row in _split(table["rows"], apart):
         padded = f", padded to {row['padded']}" if row["padded"] else ""
         kernel = row["kernel"] + padded + (f": {row['reason']}" if row["kernel"] == "refused" else "")
         counts.setdefault((row["class"], row["scheme"], kernel), Counter())[row["tp"]] += row["count"]
@@ -200,8 +201,15 @@ def routes_text(table: Mapping[str, Any]) -> Iterator[RenderableType]:
             style = "bold red" if kernel.startswith("refused") else ""
             grid.add_row(label, scheme, ranks, kernel, f"{count:,}", style=style)
     yield Padding(grid, (0, 0, 0, 2))
-    notes = (*_elsewhere(table["elsewhere"]), table["atomic_add"], *table["notes"])
+    refused = (f"tensor parallel {size} is refused: {reason}" for size, reason in apart.items())
+    elsewhere = {key: _split(rows, apart) for key, rows in table["elsewhere"].items()}
+    notes = (*refused, *_elsewhere(elsewhere), table["atomic_add"], *table["notes"])
     yield from (Padding(Text(clean(note)), (0, 0, 0, 2)) for note in notes)
+
+
+def _split(rows: Iterable[Mapping[str, Any]], apart: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Rows of the sizes over which the model can be split: of the others one line says all."""
+    return [row for row in rows if str(row["tp"]) not in apart]
 
 
 def _elsewhere(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:

@@ -102,18 +102,22 @@ def plan(
         capability=capability,
         allow_requantize=allow_requantize,
     )
+    from sparkquant.routing import engine_routes, kernel_rows
+
+    if out is not None or as_json:
+        document = made.to_json(kernels=kernel_rows(made, engine, ranks, capability))
     if out is not None:
-        write_file(out, made.to_json())
+        write_file(out, document)
     if explain is not None:
         write(explained(made, explain))
     elif as_json:
-        write_json(made.to_json())
+        write_json(document)
     else:
         from sparkquant.cli.tables import plan_text
-        from sparkquant.routing import engine_routes
 
         sizes = ranks or tuple(made.recipe.target.tensor_parallel)
-        show(plan_text(made, source, written=out, routes=engine_routes(made, engine, sizes, capability)))
+        routes = engine_routes(made, engine, sizes, capability) if made.layout.engines else None
+        show(plan_text(made, source, written=out, routes=routes))
 
 
 def quantize(

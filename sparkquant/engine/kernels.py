@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparkquant.schemes import NVFP4_BLOCK, Scheme
+from sparkquant.schemes import FP8_BLOCK, NVFP4_BLOCK, Scheme
 
 MARLIN_GROUPS = (-1, 32, 64, 128)
 ATOMIC_ADD_N = 2048
@@ -217,6 +217,10 @@ def route_experts(
 def _experts(scheme: Scheme, hidden: int, inner: int, cc: tuple[int, int], version: str, form: Form) -> Route:
     if scheme.is_integer:
         return _integer_experts(scheme, hidden, inner, version, form)
+    block = {"nvfp4a16": NVFP4_BLOCK, "fp8_block": FP8_BLOCK}.get(scheme.name, 1)
+    if inner % block:
+        what = f"the inner size of a rank, {inner}, is not a multiple of {block}: a block of scales would be cut"
+        return Route("", None, what)
     if scheme.name == "nvfp4a16":
         if form.inputs in ("static", "dynamic") and cc >= (10, 0):
             return Route("FlashInfer Cutlass", None, "NVFP4 activations; `--moe-backend marlin` gives Marlin")
@@ -232,10 +236,28 @@ def _experts(scheme: Scheme, hidden: int, inner: int, cc: tuple[int, int], versi
     return Route("DeepGEMM, Cutlass or Triton MoE", None, "FP8 experts; decided when the engine starts")
 
 
+def _cut_group(group: int, hidden: int, inner: int, form: Form) -> str:
+    """Why the engine cannot load the scales of experts; GPTQ's and AWQ's are repeated for groups of half the size."""
+    sizes = [group] if group != -1 else []
+    if form.producer in ("gptq", "gptq_v2", "awq"):
+        while sizes and sizes[-1] // 2 >= HALVED_TO:
+            sizes.append(sizes[-1] // 2)
+    if not sizes or any(hidden % size == 0 and inner % size == 0 for size in sizes):
+        return ""
+    what = f"the inner size of a rank, {inner}," if inner % sizes[-1] else f"the hidden size {hidden}"
+    return f"{what} is not a multiple of the group size {group}: a group would straddle two ranks or lie outside"
+
+
+HALVED_TO = 32
+"""The smallest group that the engine makes of GPTQ's and AWQ's groups of experts."""
+
+
 def _integer_experts(scheme: Scheme, hidden: int, inner: int, version: str, form: Form) -> Route:
-    """Experts that Marlin cannot take run in Triton, slower and without an error."""
+    """Experts that Marlin cannot take run in Triton, slower and without an error, where their groups are whole."""
     if form.producer == "awq" and scheme.bits != 4:
         return Route("", None, "AWQ experts are taken with 4 bits alone")
+    if cut := _cut_group(scheme.group_size, hidden, inner, form):
+        return Route("", None, cut)
     slower = "`--moe-backend marlin` raises" if version == "0.33" else "slower, without an error"
     fault = integer_fault(scheme, form)
     group = scheme.group_size
@@ -244,7 +266,7 @@ def _integer_experts(scheme: Scheme, hidden: int, inner: int, version: str, form
     if not fault and hidden % 128:
         fault = f"hidden size {hidden} is not a multiple of 128"
     if not fault and group != -1 and inner % group:
-        fault = f"the inner size of a rank, {inner}, is not a multiple of the group size {group}"
+        fault = f"the inner size of a rank, {inner}, is not a multiple of the group size {group}, which is halved"
     if not fault and form.producer in ("gptq", "awq") and version != "0.33" and inner % max(64, group):
         fault = f"the inner size of a rank, {inner}, is not a multiple of {max(64, group)}"
     if fault:

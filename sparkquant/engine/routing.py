@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from sparkquant.engine.kernels import OURS, Form, Route, atomic_add_applies, route, route_experts
@@ -45,7 +46,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Modules that run alike: `size` is (n, k) of one rank, for experts (inner, hidden); `example` is one of them."""
+    """Modules that run alike: `size` is (n, k) of one rank, for experts (inner, hidden)."""
 
     label: str
     scheme: str
@@ -54,22 +55,29 @@ class Row:
     kernel: str
     padded: tuple[int, int] | None
     atomic_add: bool
-    count: int
-    example: str
     reason: str
+    modules: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many modules run so."""
+        return len(self.modules)
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
         return {
             "class": self.label, "scheme": self.scheme, "tp": self.tp, "size": list(self.size),
             "kernel": self.kernel or "refused", "padded": list(self.padded) if self.padded else None,
-            "atomic_add": self.atomic_add, "count": self.count, "example": self.example, "reason": self.reason,
+            "atomic_add": self.atomic_add, "reason": self.reason, "count": self.count, "modules": list(self.modules),
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The whole table; `notes` say what is not certain about it, `elsewhere` are the rows on other capabilities."""
+    """The whole table; `notes` say what is not certain about it, `elsewhere` are the rows on other capabilities.
+
+    unsplittable  sizes over which the engine cannot split the model, each with the reason: all rows of them are refused
+    """
 
     engine: Engine
     capability: str
@@ -77,6 +85,7 @@ class Routes:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     elsewhere: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    unsplittable: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -99,6 +108,7 @@ class Routes:
             "tp": list(self.tp), "rows": [row.as_json() for row in self.rows], "atomic_add": self.atomic_add,
             "notes": list(self.notes),
             "elsewhere": {key: [row.as_json() for row in rows] for key, rows in self.elsewhere.items()},
+            "unsplittable": {str(size): reason for size, reason in self.unsplittable.items()},
         }  # fmt: skip
 
 
@@ -111,12 +121,21 @@ CAPABILITIES = ("12.1", "9.0", "8.6")
 
 
 def routes_of(
-    loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str, *, elsewhere: Sequence[str] = ()
+    loads: Iterable[Load],
+    engine: Engine,
+    tp: Sequence[int],
+    capability: str,
+    *,
+    elsewhere: Sequence[str] = (),
+    unsplittable: Mapping[int, str] = MappingProxyType({}),
 ) -> Routes:
-    """The table of some loads, and their rows on other capabilities."""
+    """The table of some loads, and their rows on other capabilities.
+
+    `unsplittable` are sizes over which the engine cannot split the model (`engine.ranks`): all is refused there.
+    """
     loads = list(loads)
-    rows = _rows(loads, engine, tp, capability)
-    others = {other: tuple(_rows(loads, engine, tp, other)) for other in elsewhere if other != capability}
+    rows = _rows(loads, engine, tp, capability, unsplittable)
+    others = {other: tuple(_rows(loads, engine, tp, other, unsplittable)) for other in elsewhere if other != capability}
     notes = [engine.note] if engine.note else []
     if any(row.kernel in ("DeepGEMM or Cutlass", "FlashInfer or Cutlass") for row in rows):
         notes.append("where two kernels are named, installed packages decide when the engine starts")
@@ -124,17 +143,21 @@ def routes_of(
         notes.append("VLLM_MARLIN_INPUT_DTYPE must be unset: with NVFP4 it stops the engine")
     elif any("Marlin" in row.kernel and row.scheme.startswith("w") for row in rows):
         notes.append("VLLM_MARLIN_INPUT_DTYPE must be unset: it rounds the activations of int4 layers too")
-    return Routes(engine, capability, tuple(tp) or (1,), tuple(rows), tuple(notes), others)
+    return Routes(engine, capability, tuple(tp) or (1,), tuple(rows), tuple(notes), others, dict(unsplittable))
 
 
-def _rows(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> list[Row]:
+def _rows(
+    loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str, unsplittable: Mapping[int, str]
+) -> list[Row]:
     found: dict[tuple[Any, ...], Row] = {}
+    modules: dict[tuple[Any, ...], list[str]] = {}
     for load in loads:
         for size in tp or (1,):
-            key, row = _row(load, engine.rules, size, capability)
-            known = found.get(key)
-            found[key] = row if known is None else _more(known)
-    return sorted(found.values(), key=lambda row: (row.tp, row.label, row.scheme, row.size))
+            row = _row(load, engine.rules, size, capability, unsplittable.get(size, ""))
+            key = (size, row.label, row.scheme, row.size, row.kernel, row.reason)
+            found.setdefault(key, row)
+            modules.setdefault(key, []).append(load.name)
+    return [replace(found[key], modules=tuple(sorted(modules[key]))) for key in sorted(found)]
 
 
 def refusals(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capability: str) -> dict[str, str]:
@@ -148,17 +171,14 @@ def refusals(loads: Iterable[Load], engine: Engine, tp: Sequence[int], capabilit
     return found
 
 
-def _more(row: Row) -> Row:
-    return replace(row, count=row.count + 1)
-
-
-def _row(load: Load, version: str, tp: int, capability: str) -> tuple[tuple[Any, ...], Row]:
+def _row(load: Load, version: str, tp: int, capability: str, unsplittable: str) -> Row:
     taken, size = _routed(load, version, tp, capability)
+    if unsplittable:
+        taken = Route("", None, unsplittable)
     n, k = taken.padded or size
     dense = not load.is_moe and taken.kernel.endswith("Marlin")
     atomic = dense and atomic_add_applies(n, k, capability=capability)
-    row = Row(load.label, load.scheme_label, tp, size, taken.kernel, taken.padded, atomic, 1, load.name, taken.reason)
-    return (row.label, row.scheme, tp, size, row.kernel, row.reason), row
+    return Row(load.label, load.scheme_label, tp, size, taken.kernel, taken.padded, atomic, taken.reason, (load.name,))
 
 
 def _routed(load: Load, version: str, tp: int, capability: str) -> tuple[Route, tuple[int, int]]:

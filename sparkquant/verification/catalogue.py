@@ -74,6 +74,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "rules.dead_target": Entry("every target matches a module", warns=True),
     "rules.dead_ignore": Entry("every ignore entry matches a module", warns=True),
     "rules.engine": Entry("the engine version that was named has the model class, and a scheme wherever one is stored"),
+    "rules.ranks": Entry("heads, groups, inner widths and vocabulary divide over the ranks that were named"),
     "rules.kernel": Entry("some kernel takes every quantized module, on the capability and the ranks that were named"),
     # what must stay as it was
     "protected.quantized": Entry("gates, convolutions, vision, router and embedding are 16-bit; MTP at least 8"),

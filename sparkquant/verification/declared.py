@@ -13,7 +13,7 @@ from sparkquant.layers import PROTECTED
 from sparkquant.layouts import layout_for
 from sparkquant.parts import short_types
 from sparkquant.report import Check
-from sparkquant.sizes import size_faults
+from sparkquant.sizes import misstated, size_faults, unstated
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.origins import plain_header
 from sparkquant.verification.resolution import resolve
@@ -63,9 +63,11 @@ def _sizes(subject: Subject) -> Iterator[Check]:
         yield finding("config.family", what)
         yield from skipped("no layout knows this model_type", "config.sizes")
         return
-    if fault := short_types(subject.checkpoint.text_config):
-        same = subject.source is not None and subject.source.text_config == subject.checkpoint.text_config
+    same = subject.source is not None and subject.source.text_config == subject.checkpoint.text_config
+    if fault := misstated(subject.config) or short_types(subject.checkpoint.text_config):
         yield finding("config.sizes", fault, inherited=same)
+    elif gap := unstated(subject.config):
+        yield finding("config.sizes", f"config.json {gap}", warns=True)
     shapes: dict[str, tuple[int, ...]] = {}
     schemes = readable_schemes(subject)
     for name, module in subject.modules.items():

@@ -21,6 +21,7 @@ from sparkquant.verification.kernels import check_kernels
 from sparkquant.verification.matching import check_rules
 from sparkquant.verification.origins import check_origins
 from sparkquant.verification.protected import check_protected
+from sparkquant.verification.ranks import check_ranks
 from sparkquant.verification.stored_set import check_stored_set
 from sparkquant.verification.subject import Serving, Subject, open_checkpoint
 
@@ -29,6 +30,7 @@ HEADER_CHECKS: tuple[Callable[[Subject], Iterator[Check]], ...] = (
     check_stored_set,
     check_config,
     check_rules,
+    check_ranks,
     check_kernels,
     check_protected,
     check_identity,

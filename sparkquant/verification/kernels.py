@@ -10,6 +10,7 @@ from sparkquant.engine.versions import Engine
 from sparkquant.report import Check
 from sparkquant.verification.catalogue import finding, passed, skipped
 from sparkquant.verification.loads import checkpoint_loads
+from sparkquant.verification.ranks import unsplittable
 from sparkquant.verification.subject import Subject
 
 
@@ -23,7 +24,8 @@ def check_kernels(subject: Subject) -> Iterator[Check]:
     engine = serving.engine or Engine(subject.version, subject.version)
     loads = list(checkpoint_loads(subject))
     capabilities = (serving.capability,) if serving.capability is not None else CAPABILITIES
-    table = routes_of(loads, engine, serving.tp, capabilities[0], elsewhere=capabilities[1:])
+    others, apart = capabilities[1:], unsplittable(subject, serving.tp)
+    table = routes_of(loads, engine, serving.tp, capabilities[0], elsewhere=others, unsplittable=apart)
     refused = [refusals(loads, engine, serving.tp, capability) for capability in capabilities]
     everywhere = {name: reason for name, reason in refused[0].items() if all(name in other for other in refused)}
     if everywhere:

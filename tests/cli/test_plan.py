@@ -11,7 +11,11 @@ from sparkquant.cli.shell import parse_bytes, parse_ranks
 from sparkquant.cli.tables import available_memory, parameters, size
 from sparkquant.errors import UsageError
 from sparkquant.planning import plan
+from sparkquant.routing import kernel_rows
 from tests.cli.running import DEMO, invoke
+from tests.data.published import write_headers
+from tests.families.configs import CASES
+from tests.families.shapes import shapes_of
 
 
 def test_text_holds_every_class_total_and_cost(big: Path) -> None:
@@ -48,9 +52,65 @@ def test_no_name_and_no_number_is_cut(big: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_json_is_the_plan_and_nothing_else(big: Path) -> None:
     result = invoke("plan", big, "--json")
-    assert result.stdout == plan(big).to_json()
-    assert json.loads(result.stdout)["totals"]["tensors"] == 1199
+    made = plan(big)
+    assert result.stdout == made.to_json(kernels=kernel_rows(made))
+    document = json.loads(result.stdout)
+    assert document.pop("kernels")
+    assert document == json.loads(made.to_json())
+    assert document["totals"]["tensors"] == 1199
     assert result.stderr == ""
+
+
+def test_json_says_of_every_module_where_it_runs(big: Path) -> None:
+    """By engine version, capability and tensor-parallel size; the text shows the same rows."""
+    arguments = ("plan", big, "-r", "qwen-hybrid-nvfp4-fp8", "--tp", "1,2")
+    document = json.loads(invoke(*arguments, "--json").stdout)
+    assert invoke(*arguments, "--json").stdout == invoke(*arguments, "--json").stdout
+    rows = document["kernels"]
+    where = {(row["engine"], row["capability"], row["tp"]) for row in rows}
+    assert where == {(v, c, tp) for v in ("0.25", "0.26", "0.33") for c in ("12.1", "9.0", "8.6") for tp in (1, 2)}
+    # 48 x (qkvz, out), 16 x (qkv, out), 64 x (gate_up, down), lm_head
+    for place in where:
+        modules = [m for row in rows if (row["engine"], row["capability"], row["tp"]) == place for m in row["modules"]]
+        assert len(modules) == len(set(modules)) == 48 * 2 + 16 * 2 + 64 * 2 + 1
+    assert all(row["count"] == len(row["modules"]) and row["reason"] for row in rows)
+    down = [row for row in rows if row["class"] == "mlp.down" and row["engine"] == "0.33" and row["tp"] == 2]
+    assert {row["capability"]: row["kernel"] for row in down} == {"12.1": "Marlin", "9.0": "Humming", "8.6": "Marlin"}
+    assert {tuple(row["size"]) for row in down} == {(5120, 8704)}
+    assert "model.language_model.layers.63.mlp.down_proj" in down[0]["modules"]
+    text = invoke(*arguments).stdout
+    assert "Engine 0.33, capability 12.1 (GB10), tensor parallel 1, 2" in text
+
+
+def test_json_holds_the_kernels_that_were_asked_for(big: Path) -> None:
+    asked = invoke("plan", big, "--engine", "vllm==0.28.0", "--capability", "9.0", "--tp", "4", "--json")
+    rows = json.loads(asked.stdout)["kernels"]
+    assert {(r["engine"], r["rules"], r["capability"], r["tp"]) for r in rows} == {("vllm==0.28.0", "0.26", "9.0", 4)}
+
+
+def test_kernels_are_no_part_of_the_job(big: Path, tmp_path: Path) -> None:
+    """The digest names the job: what another engine would do with its result does not change it."""
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, engine in zip(files, ("0.25", "0.33"), strict=True):
+        text = invoke("plan", big, "--engine", engine, "--out", file).stdout
+        assert f"sha256 {plan(big).digest[:16]}" in text
+    found = json.loads(invoke("diff", *files, "--json").stdout)["changes"]
+    assert found
+    assert all(change["what"].startswith("kernel of ") for change in found)
+    plain = tmp_path / "plain.json"
+    plain.write_text(plan(big).to_json(), encoding="utf-8")
+    assert json.loads(invoke("diff", plain, files[0], "--json").stdout)["changes"] == []
+
+
+def test_a_family_that_no_engine_runs_has_no_kernels(tmp_path: Path) -> None:
+    config = CASES["bamba"]
+    folder = write_headers(tmp_path / "bamba", config, shapes_of(config))
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: trial\nsummary: a recipe of a test\nfamilies: [bamba]\nschemes: {mlp.down: fp8}\n")
+    assert json.loads(invoke("plan", folder, "-r", recipe, "--json").stdout)["kernels"] == []
+    text = invoke("plan", folder, "-r", recipe).stdout
+    assert "\nEngine " not in text
+    assert "no supported vLLM version runs this family" in " ".join(text.split())
 
 
 def test_options_reach_the_plan(big: Path, tmp_path: Path) -> None:
@@ -59,8 +119,9 @@ def test_options_reach_the_plan(big: Path, tmp_path: Path) -> None:
         "plan", big, "--method", "rtn", "--tp", "1,2", "--max-shard-size", "2GB", "--out", out, "--json"
     )  # fmt: skip
     expected = plan(big, method="rtn", tp=(1, 2), shard_bytes=2_000_000_000)
-    assert result.stdout == expected.to_json()
-    assert out.read_text(encoding="utf-8") == expected.to_json()
+    document = expected.to_json(kernels=kernel_rows(expected, tp=(1, 2)))
+    assert result.stdout == document
+    assert out.read_text(encoding="utf-8") == document
 
 
 def test_out_is_named_in_the_text(tmp_path: Path) -> None:

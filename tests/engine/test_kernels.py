@@ -108,3 +108,32 @@ def test_experts_in_an_activation_order_are_slower() -> None:
     taken = route_experts(W4, 2048, 768, form=Form("gptq", ordered=True))
     assert taken.kernel == "Triton MoE"
     assert "activation order" in taken.reason
+
+
+@pytest.mark.parametrize(
+    ("producer", "group", "inner", "kernel"),
+    [
+        ("compressed-tensors", 128, 64, ""),  # raises: the scales of whole groups are divided over ranks
+        ("compressed-tensors", 64, 64, "Marlin MoE"),
+        ("compressed-tensors", -1, 72, "Marlin MoE"),
+        ("gptq", 128, 64, "Triton MoE"),  # scales are repeated for groups of 64
+        ("gptq", 128, 96, "Triton MoE"),  # and of 32
+        ("awq", 128, 80, ""),  # smaller groups are not made
+    ],
+)
+def test_groups_of_integer_experts_are_whole_on_every_rank(producer: str, group: int, inner: int, kernel: str) -> None:
+    taken = route_experts(make_scheme("w4a16", group_size=group), 2048, inner, form=Form(producer))
+    assert taken.kernel == kernel, taken.reason
+    if not kernel:
+        assert "a group would straddle two ranks" in taken.reason
+
+
+@pytest.mark.parametrize(
+    ("scheme", "inner", "good"),
+    [("nvfp4a16", 232, False), ("nvfp4a16", 240, True), ("fp8_block", 192, False), ("fp8_block", 256, True)],
+)
+@pytest.mark.parametrize("version", ["0.25", "0.26", "0.33"])
+def test_blocks_of_experts_are_whole_on_every_rank(scheme: str, inner: int, good: bool, version: str) -> None:
+    taken = route_experts(make_scheme(scheme), 2048, inner, version=version)
+    assert bool(taken.kernel) == good
+    assert good or "a block of scales would be cut" in taken.reason

@@ -241,4 +241,6 @@ def test_explaining_nothing_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_tensor_parallel_size_that_does_not_divide_is_no_matter_of_schemes(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         plan(build("qwen3_5_text", tmp_path / "m"), tp=(3,))
-    assert all("another tensor-parallel size" in problem.hint for problem in caught.value.problems)
+    (problem,) = caught.value.problems
+    assert problem.where == "config.json"
+    assert problem.hint == "of 1, 2, 4, 8, 16 these fit: 1, 2"

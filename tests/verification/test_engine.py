@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkquant.engine.versions import engine_named
-from sparkquant.errors import UsageError
+from sparkquant.errors import PlanError, UsageError
 from sparkquant.planning import plan
 from sparkquant.report import Status
 from sparkquant.routing import engine_routes
@@ -90,9 +90,7 @@ def test_the_27b_as_planned_and_as_stored(tmp_path: Path) -> None:
     assert rows["linear_attention.qkvz", 1]["count"] == 48
     assert rows["mlp.gate_up", 1]["count"] == 64
     made = engine_routes(plan(source, MIXED), "0.25.1", (1, 2))
-    assert [row | {"example": ""} for row in made.as_json()["rows"]] == [
-        row | {"example": ""} for row in check.measured["rows"]
-    ]
+    assert made.as_json()["rows"] == check.measured["rows"]
     assert kernels(engine_routes(out, "0.33", capability="9.0").as_json())["mlp.down", "nvfp4a16"] == {"Humming"}
 
 
@@ -106,15 +104,42 @@ def test_atomic_adds_are_listed(tmp_path: Path) -> None:
     assert not any(row.atomic_add for row in engine_routes(plan(source, "qwen-hybrid-w4a16"), capability="8.6").rows)
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers"])
+def test_a_size_that_config_leaves_out_is_a_warning(key: str, draft: Callable[..., Draft]) -> None:
+    """Engines then take the default of their class: it may be right, and `rules.ranks` cannot say."""
+    copy = draft("qwen-hybrid-fp8")
+    del copy.config["text_config"][key]
+    copy.save()
+    (check,) = [check for check in verify(copy.path, level="headers").checks if check.id == "config.sizes"]
+    assert check.status == "warn"
+    assert check.message == f"config.json does not state {key}: engines take the default of their class"
+
+
 def test_a_rank_that_cuts_a_group_is_refused(good: Good) -> None:
     out = good("qwen-hybrid-w4a16").out
     assert findings(verify(out, level="headers", tp=(2,))) == set()
     report = verify(out, level="headers", tp=(1, 8))
-    assert findings(report) == {"rules.kernel"}
-    check = report.failed[0]
+    assert findings(report) == {"rules.ranks", "rules.kernel"}
+    check = next(check for check in report.failed if check.id == "rules.kernel")
     assert "straddle" in check.message
     assert "tensor parallel 8" in check.message
     assert {row["kernel"] for row in check.measured["rows"] if row["tp"] == 1} == {"Marlin"}
+
+
+def test_ranks_that_cannot_share_the_heads_are_red_whatever_the_schemes(good: Good) -> None:
+    out = good("qwen-hybrid-fp8").out
+    for size, reason in ((3, "the number of attention heads, 2 (num_attention_heads), does not divide over 3 ranks"),
+                         (4, "does not divide over 4 ranks")):  # fmt: skip
+        report = verify(out, level="headers", tp=(1, size))
+        (check,) = [check for check in report.failed if check.id == "rules.ranks"]
+        assert check.message.startswith(f"tensor parallel {size}: ")
+        assert reason in check.message
+        assert check.message.endswith("of 1, 2, 4, 8, 16 these fit: 1, 2")
+        kernel = next(check for check in report.checks if check.id == "rules.kernel")
+        rows = kernel.measured["rows"]
+        assert {row["kernel"] for row in rows if row["tp"] == size} == {"refused"}
+        assert "refused" not in {row["kernel"] for row in rows if row["tp"] == 1}
+        assert {row["kernel"] for row in engine_routes(out, tp=(size,)).as_json()["rows"]} == {"refused"}
 
 
 def test_versions_resolve_by_their_own_order(draft: Callable[..., Draft]) -> None:
@@ -181,12 +206,18 @@ def test_experts_are_one_module_a_layer(recipe: str, capability: str, expected: 
         assert (experts.kernel, experts.count, experts.size) == (expected, 4, (128, 256))
 
 
-def test_experts_that_marlin_cannot_take_are_slower(good: Good) -> None:
+def test_experts_whose_groups_are_cut_by_ranks_are_refused(good: Good) -> None:
+    """Plan, its kernels and the verification of the result say the same."""
     result = good("qwen-hybrid-w4a16", "qwen3_5_moe")
-    rows = engine_routes(result.out, "0.25", (2,)).rows
-    (experts,) = [row for row in rows if row.label == "experts"]
-    assert experts.kernel == "Triton MoE"
-    assert "64" in experts.reason
+    reason = "the inner size of a rank, 64, is not a multiple of the group size 128"
+    for subject in (result.out, plan(result.source, "qwen-hybrid-w4a16")):
+        rows = engine_routes(subject, "0.25", (2,)).rows
+        (experts,) = [row for row in rows if row.label == "experts"]
+        assert experts.kernel == ""
+        assert experts.reason.startswith(reason)
+    assert "rules.kernel" in findings(verify(result.out, level="headers", tp=(2,)))
+    with pytest.raises(PlanError):
+        plan(result.source, "qwen-hybrid-w4a16", tp=(2,))
 
 
 def test_the_table_needs_no_torch(good: Good) -> None:

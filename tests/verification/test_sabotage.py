@@ -266,6 +266,10 @@ CASES = [
     Case("tensors.layers", text(num_hidden_layers=3), level="headers"),
     Case("mtp.undeclared", text(mtp_num_hidden_layers=0)),
     Case("config.sizes", text(intermediate_size=640)),
+    Case("config.sizes", text(hidden_size="256")),
+    Case("config.sizes", text(num_attention_heads=True)),
+    Case("config.sizes", text(num_hidden_layers=-4)),
+    Case("config.sizes", config(text_config=[1])),
     Case("config.sizes source.config", text(head_dim=64), source=True),
     Case("config.nonfinite", text(rope_theta=float("nan"))),
     Case("config.malformed", ignore(7)),
@@ -373,5 +377,5 @@ def test_one_fault_is_found_and_nothing_else(case: Case, draft: Callable[..., Dr
 
 
 def test_every_check_has_a_sabotage() -> None:
-    elsewhere = {"scales.order", "rules.engine"}  # test_producer_faults, test_kernels
+    elsewhere = {"scales.order", "rules.engine", "rules.ranks"}  # test_producer_faults, test_engine
     assert {id for case in CASES for id in case.ids.split()} | elsewhere == set(CATALOGUE)
