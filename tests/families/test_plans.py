@@ -21,6 +21,7 @@ from sparkquant.planning import make_plan
 from sparkquant.recipe import Recipe, parse_recipe
 from sparkquant.recipe_files import load_recipe, recipe_folder, recipe_names
 from sparkquant.recipe_schema import recipe_schema
+from sparkquant.routing import kernel_rows
 from tests.data.published import QWEN3_5_27B, QWEN3_5_35B_A3B, QWEN3_NEXT_80B_A3B, write_headers
 from tests.data.shapes import tensor_shapes
 from tests.families.builders import build
@@ -437,3 +438,19 @@ def test_unknown_tensors_name_the_file_to_edit(case: str, tmp_path: Path) -> Non
     with pytest.raises(UnknownTensor) as caught:
         planned(build(case, tmp_path / "m", change=add), recipe(case))
     assert f"sparkquant/layouts/{case}.py" in caught.value.hint
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_and_its_table_of_kernels_refuse_the_same_sizes(case: str, family: Family) -> None:
+    source = family(case)
+    for name in (name for name in recipe_names() if family_of(case) in load_recipe(name).families):
+        made = sparkquant.plan(source, name)
+        for size in (2, 4) if made.engines else ():
+            rows = kernel_rows(made, made.engines[-1], (size,), made.recipe.target.capability)
+            refused = [row["reason"] for row in rows if row["kernel"] == "refused"]
+            options = {"tp": (size,), "engine": made.engines[-1]}
+            if refused:
+                with pytest.raises(PlanError):
+                    sparkquant.plan(source, name, **options)
+            else:
+                assert sparkquant.plan(source, name, **options).digest == made.digest, f"{name}, tp {size}"
