@@ -29,6 +29,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """Weight quantizers by scheme."""
 
+FP8_AS_PLANNED = (
+    "scales by row or block, inputs scaled by the engine; ModelOpt's default is one scale and a fixed input scale"
+)
+
 
 def quantize(work: Work) -> Result:
     """Calibrate the weight quantizers of the plan; the weights alone are looked at."""
@@ -41,7 +45,8 @@ def quantize(work: Work) -> Result:
         model = mtq.quantize(work.model.to(work.device), settings, None)
     found = {name: module for name, module in model.named_modules() if _is_quantized(module)}
     _share_global_scales(work, found)
-    return Result(frozenset(found), _stored(work, found))
+    eight = any(target.scheme.name != "nvfp4a16" for target in work.targets)
+    return Result(frozenset(found), _stored(work, found), {"fp8": FP8_AS_PLANNED} if eight else {})
 
 
 def _quantizers(work: Work) -> dict[str, Scheme]:

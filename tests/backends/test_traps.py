@@ -198,6 +198,8 @@ def test_fp8_is_by_row_with_dynamic_inputs_whatever_modelopt_defaults_to(
     assert fp8["input_activations"]["dynamic"] is True
     stored = read_raw(out)
     assert not [name for name in stored if "input_scale" in name]
+    told = json.loads((out / "sparkquant" / "backend.json").read_text())["notes"]["fp8"]
+    assert "scales by row or block" in told
     rows = stored["model.language_model.layers.3.self_attn.q_proj.weight_scale"]
     assert rows[0] == "BF16"
     assert len({rows[2][i : i + 2] for i in range(0, len(rows[2]), 2)}) > 1
