@@ -1,6 +1,6 @@
 """Calibrated quantization, block by block: rows in, stored tensors out, into a private work folder.
 
-A block is solved in stages (mixer inputs, mixer output, what follows): a pass of the rows through what is quantized so
+A block is solved in stages (mixer inputs, mixer output, MLP, its end): a pass of the rows through what is quantized so
 far fills the Hessians of a stage, its matrices are solved, and at last the rows move behind the block. Nothing larger
 than a block, its statistics and a batch of rows is in memory. Each finished block is durable, so a killed run goes on
 behind it.
@@ -27,8 +27,8 @@ from sparkquant.events import Advanced, Finished, Listener, Said, Started
 from sparkquant.layers import LayerClass
 from sparkquant.live import live_view
 from sparkquant.memory import batch_tokens
-from sparkquant.mixers import OUTPUTS, Passes, stages
 from sparkquant.numerics.hessian import Hessian
+from sparkquant.passes import LAST, PROBE, Passes, ends_a_module, stage_of, stages
 from sparkquant.rowstore import RowStore
 from sparkquant.statistics import Collector, sites
 from sparkquant.stream import Batch, StreamedModel, group_rows
@@ -141,7 +141,7 @@ class Blockwise:
                     for number, batch in enumerate(batches):
                         collector.batch(batch.valid)
                         for stream in self._streams:
-                            self._run(passes, solver, store, stream, number, mixed=stage.mixed)
+                            self._run(passes, solver, store, stream, number, rank=stage.rank)
                         collector.add()
                         broken = collector.broken.tolist()
                         self._exclude(batches, [row for row, bad in zip(batch.rows, broken, strict=True) if bad])
@@ -157,30 +157,31 @@ class Blockwise:
             self._listener(Said(_line(f"block {index}", record)))
 
     def _passes(self, block: nn.Module, index: int, live: Mapping[str, Tensor], store: RowStore) -> Passes:
-        """The block's mixers are found where its layer has an output projection, quantized or not."""
+        """Modules that end with a Linear are found where the layer has a projection back to the states."""
         prefix = self._model.block_prefix(index)
-        paths: list[str] = []
+        ends: dict[str, int] = {}
         for decision in self._plan.decisions.values():
-            if decision.layer == index and decision.layer_class in OUTPUTS:
+            if decision.layer == index and ends_a_module(decision.layer_class, self._model.device):
                 key, _ = live_view(decision.tensor, live, self._plan.layout)
                 if key is not None and key.endswith(".weight"):
-                    paths.append(key.removeprefix(f"{prefix}.").removesuffix(".weight"))
-        probe = store.read(index, "quantized", 0)[:1].to(self._model.device)
-        return Passes(self._model, block, index, sorted(set(paths)), self._folder, self._shapes, probe)
+                    path = key.removeprefix(f"{prefix}.").removesuffix(".weight")
+                    ends[path] = stage_of(decision.layer_class)
+        probe = store.read(index, "quantized", 0)[:1, :PROBE].to(self._model.device)
+        return Passes(self._model, block, index, dict(sorted(ends.items())), self._folder, self._shapes, probe)
 
     def _run(
-        self, passes: Passes, solver: BlockSolver, store: RowStore, stream: str, number: int, *, mixed: bool
+        self, passes: Passes, solver: BlockSolver, store: RowStore, stream: str, number: int, *, rank: int
     ) -> Tensor | None:
         states = store.read(self.progress.blocks, stream, number).to(self._model.device)
         with solver.source_weights() if stream == "full" else nullcontext():
-            return passes.run(stream, number, states, mixed=mixed)
+            return passes.run(stream, number, states, rank=rank)
 
     def _advance(self, passes: Passes, solver: BlockSolver, batches: Sequence[Batch], store: RowStore) -> None:
         """Every stream behind the block, through the weights that are its own."""
         for number, batch in enumerate(batches):
             behind = []
             for stream in self._streams:
-                states = self._run(passes, solver, store, stream, number, mixed=True)
+                states = self._run(passes, solver, store, stream, number, rank=LAST)
                 if states is None:
                     raise RuntimeError("a pass stopped with no hook in place")
                 store.write(self.progress.blocks + 1, stream, number, states)

@@ -14,7 +14,7 @@ import torch
 from sparkquant.decisions import Decision, Plan
 from sparkquant.errors import UsageError
 from sparkquant.layers import LayerClass
-from sparkquant.mixers import stage_of
+from sparkquant.passes import ends_a_module, stage_of
 
 CPU_BATCH, DEVICE_BATCH = 2048, 16384
 """Positions that run together: few on a CPU, where a small batch stays near the caches."""
@@ -91,7 +91,7 @@ def memory_plan(
         "statistics_bytes": streams * max((_statistics_bytes(block) for block in layers.values()), default=0),
         "solving_bytes": max((_solving_bytes(d, method.name) for d in plan.decisions.values() if d.scheme), default=0),
         "batch_bytes": batch_tokens(device) * STATES_PER_POSITION * width * dtype.itemsize,
-        "rows_bytes": 3 * streams * sum(lengths) * width * dtype.itemsize,
+        "rows_bytes": streams * sum(lengths) * dtype.itemsize * (2 * width + _kept_width(blocks, width, device)),
     }
     for spill in (False, True):
         made = MemoryPlan(**counted, available_bytes=available, spill=spill)
@@ -125,6 +125,15 @@ def _hidden(plan: Plan) -> int:
 
 def _block_bytes(decisions: Sequence[Decision], dtype: torch.dtype) -> int:
     return sum(d.parameters for d in decisions) * dtype.itemsize
+
+
+def _kept_width(blocks: Sequence[Sequence[Decision]], width: int, device: str) -> int:
+    """Numbers per position in the files in front of and behind modules, in the block that has most of them."""
+    where = torch.device(device)
+    ends = (
+        [d.shape[-1] for d in block if len(d.shape) == 2 and ends_a_module(d.layer_class, where)] for block in blocks
+    )
+    return max((sum(columns) + width * len(columns) for columns in ends), default=0)
 
 
 def _statistics_bytes(decisions: Sequence[Decision]) -> int:

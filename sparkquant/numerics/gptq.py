@@ -25,7 +25,7 @@ from sparkquant.numerics.rounding import e2m1_code, e2m1_value, to_bfloat16, to_
 
 Tensors = TypeVar("Tensors", IntegerWeights, Nvfp4Weights, Fp8Weights)
 
-ROUNDS = 3
+ROUNDS = 2
 SWEEPS = 2
 
 
