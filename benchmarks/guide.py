@@ -13,10 +13,12 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sparkquant.planning import plan
+from sparkquant.recipe import Recipe
 from sparkquant.recipe_files import load_recipe, recipe_folder, recipe_names
 from sparkquant.rowwise import paired_rows
 
@@ -47,9 +49,15 @@ SMALL_DROP = 0.02
 Record = Mapping[str, Any]
 
 
+@cache
+def shipped(name: str) -> Recipe:
+    """A shipped recipe, read once."""
+    return load_recipe(name)
+
+
 def hybrids() -> list[str]:
     """Recipes for the family of the 27B."""
-    return [name for name in recipe_names() if "qwen3_5" in load_recipe(name).families]
+    return [name for name in recipe_names() if "qwen3_5" in shipped(name).families]
 
 
 def others() -> list[str]:
@@ -234,16 +242,16 @@ def _rows_seen(measured: Mapping[str, Record]) -> Iterator[str]:
             seen.setdefault((rows["rows"], rows["tokens"], rows["name"]), []).append(name)
     for (count, tokens, mix), names in seen.items():
         who = "Calibrated methods" if len(seen) == 1 else ", ".join(f"`{name}`" for name in names)
-        shipped = sorted({load_recipe(name).calibration.mix for name in names} - {mix})
+        other = sorted({shipped(name).calibration.mix for name in names} - {mix})
         instead = (
-            f" of the text that this model was trained on, not of the {', '.join(shipped)} mix that the recipes name"
+            f" of the text that this model was trained on, not of the {', '.join(other)} mix that the recipes name"
         )
-        yield f" {who} saw {count} rows, {tokens:,} tokens{instead if shipped else ''}."
+        yield f" {who} saw {count} rows, {tokens:,} tokens{instead if other else ''}."
 
 
 def other_methods(measured: Mapping[str, Record]) -> list[str]:
     """Recipes that were measured with another method than they ship with."""
-    return [name for name in measured if measured[name]["recipe"]["method"] != load_recipe(name).as_json()["method"]]
+    return [name for name in measured if measured[name]["recipe"]["method"] != shipped(name).as_json()["method"]]
 
 
 def unmeasured(measured: Mapping[str, Record]) -> list[str]:
@@ -254,7 +262,7 @@ def unmeasured(measured: Mapping[str, Record]) -> list[str]:
 def _reservations(measured: Mapping[str, Record]) -> Iterator[str]:
     """What the table does not say of the recipes as they are shipped."""
     if other := other_methods(measured):
-        told = ", ".join(f"`{name}` ({load_recipe(name).method.name})" for name in other)
+        told = ", ".join(f"`{name}` ({shipped(name).method.name})" for name in other)
         yield f"These ship with another method than they were measured with here: {told}."
     if missing := unmeasured(measured):
         yield f"Without a record, not measured: {', '.join(f'`{name}`' for name in missing)}."
@@ -263,7 +271,7 @@ def _reservations(measured: Mapping[str, Record]) -> Iterator[str]:
 def _others(planned: Mapping[tuple[str, str], Record]) -> Iterator[str]:
     rows = []
     for name in others():
-        cells = [f"`{name}`", ", ".join(load_recipe(name).families), EXAMPLES.get(name, "")]
+        cells = [f"`{name}`", ", ".join(shipped(name).families), EXAMPLES.get(name, "")]
         row = planned.get((name, EXAMPLES.get(name, "")))
         numbers = ("", "", "")
         if row is not None:
