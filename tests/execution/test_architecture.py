@@ -25,7 +25,7 @@ MAY_SEE = {
     "schemes": "errors",
     "layers": "errors",
     "positions": "errors",
-    "journal": "errors",
+    "journal": "errors lock_holder",
     "layouts": "errors layers sizes",
     "sizes": "errors layers",
     "engine": "errors schemes layers",
