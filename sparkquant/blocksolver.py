@@ -16,7 +16,7 @@ from sparkquant.backends.solving import Knowledge, solve
 from sparkquant.decisions import Decision, Plan
 from sparkquant.layers import LayerClass
 from sparkquant.live import live_view
-from sparkquant.numerics.hessian import Hessian
+from sparkquant.numerics.hessian import Energy, Hessian
 from sparkquant.numerics.nvfp4 import global_scale
 from sparkquant.statistics import Collector, ExpertInputs, Site
 from sparkquant.weights import StoredWeights
@@ -63,7 +63,7 @@ class BlockSolver:
             if site.is_experts:
                 yield from self._solve_experts(site, collector.experts.pop(site.group, ExpertInputs()))
                 continue
-            knowledge = Knowledge.of(collector.hessians.pop(site.group, None), self._method, self._correction)
+            knowledge = Knowledge.of(collector.seen.pop(site.group, None), self._method, self._correction)
             if knowledge.used == "mse":
                 self.record.fallbacks.append(site.group)
             yield from self._solve_group(site, knowledge)
@@ -135,10 +135,10 @@ class BlockSolver:
             for kind, weight in ((LayerClass.EXPERTS_GATE_UP, gate_up), (LayerClass.EXPERTS_DOWN, down)):
                 if kind is LayerClass.EXPERTS_DOWN and enough:
                     streams = [_between(experts, streams[0], gate_up), *full_between]
-                hessian = Hessian(weight.shape[1], device=self._device) if enough else None
-                if hessian is not None:
-                    hessian.add(*streams)
-                knowledge = Knowledge.of(hessian, self._method, self._correction)
+                seen = _statistic(self._method, weight.shape[1], self._device) if enough else None
+                if seen is not None:
+                    seen.add(*streams)
+                knowledge = Knowledge.of(seen, self._method, self._correction)
                 chosen = [member for member in members if member[0].layer_class is kind]
                 matrices = [self._expert_matrix(decision, part) for decision, _, part in chosen]
                 peak = max(float(matrix.abs().max()) for matrix in matrices)
@@ -156,6 +156,10 @@ class BlockSolver:
             weight = weight[expert].chunk(len(decision.parts), dim=0)[position]
         decision_peaks(replace(decision, parts=()), weight)
         return weight.to(self._device)
+
+
+def _statistic(method: str, columns: int, device: torch.device) -> Hessian | Energy:
+    return Hessian(columns, device=device) if method == "gptq" else Energy(columns, device=device)
 
 
 def _by_expert(decisions: Sequence[Decision]) -> dict[int, list[tuple[Decision, str, tuple[int, int] | None]]]:

@@ -27,7 +27,7 @@ from sparkquant.events import Advanced, Finished, Listener, Said, Started
 from sparkquant.layers import LayerClass
 from sparkquant.live import live_view
 from sparkquant.memory import batch_tokens
-from sparkquant.numerics.hessian import Hessian
+from sparkquant.numerics.hessian import Energy, Hessian
 from sparkquant.passes import LAST, PROBE, Passes, ends_a_module, stage_of, stages
 from sparkquant.rowstore import RowStore
 from sparkquant.statistics import Collector, sites
@@ -136,7 +136,7 @@ class Blockwise:
             solver = BlockSolver(self._plan, self._weights, live, self._model.device, record)
             passes = self._passes(block, index, live, store)
             for stage in stages(sites(block, prefix, self._layers.get(index, []), self._plan.layout)):
-                collector = Collector(stage.sites, self._hessian)
+                collector = Collector(stage.sites, self._statistic)
                 with collector.collecting():
                     for number, batch in enumerate(batches):
                         collector.batch(batch.valid)
@@ -196,16 +196,16 @@ class Blockwise:
         stored: dict[str, Tensor] = {}
         for decision in self._layers.get(None, []):
             with self._model.head() as head:
-                hessian: Hessian | None = None
+                seen: Hessian | Energy | None = None
                 for number, batch in enumerate(batches):
                     states = [
                         head.normalize(store.read(depth, name, number).to(self._model.device))[batch.valid]
                         for name in self._streams
                     ]
-                    hessian = hessian or self._hessian("lm_head", states[0].shape[-1])
-                    hessian.add(*states)
+                    seen = seen or self._statistic("lm_head", states[0].shape[-1])
+                    seen.add(*states)
                 method = self._plan.recipe.method
-                stored |= solver.solve_alone(decision, Knowledge.of(hessian, method.name, method.correction))
+                stored |= solver.solve_alone(decision, Knowledge.of(seen, method.name, method.correction))
         record.close(solver.errors, time.monotonic() - started)
         self._finish("block-head.pt", stored, record)
         self.progress.finished = True
@@ -223,8 +223,10 @@ class Blockwise:
         staged.replace(self._folder / name)
         self.progress.records.append(record)
 
-    def _hessian(self, name: str, columns: int) -> Hessian:
+    def _statistic(self, name: str, columns: int) -> Hessian | Energy:
         """Zeros in memory, or in a mapped file of the work folder where memory is short."""
+        if self._plan.recipe.method.name != "gptq":
+            return Energy(columns, device=self._model.device)
         hessian = Hessian(columns, device="meta" if self._spill else self._model.device)
         if self._spill:
             hessian.lower = self._mapped(f"{name}-moment", columns)

@@ -88,7 +88,8 @@ def memory_plan(
     streams = 2 if method.name == "gptq" and method.correction > 0 else 1
     counted = {
         "block_bytes": streams * max((_block_bytes(block, dtype) for block in blocks), default=0),
-        "statistics_bytes": streams * max((_statistics_bytes(block) for block in layers.values()), default=0),
+        "statistics_bytes": streams
+        * max((_statistics_bytes(block, method.name) for block in layers.values()), default=0),
         "solving_bytes": max((_solving_bytes(d, method.name) for d in plan.decisions.values() if d.scheme), default=0),
         "batch_bytes": batch_tokens(device) * STATES_PER_POSITION * width * dtype.itemsize,
         "rows_bytes": streams * sum(lengths) * dtype.itemsize * (2 * width + _kept_width(blocks, width, device)),
@@ -136,13 +137,15 @@ def _kept_width(blocks: Sequence[Sequence[Decision]], width: int, device: str) -
     return max((sum(columns) + width * len(columns) for columns in ends), default=0)
 
 
-def _statistics_bytes(decisions: Sequence[Decision]) -> int:
+def _statistics_bytes(decisions: Sequence[Decision], method: str) -> int:
     """float32 sums of every group of the largest stage; experts are solved one after the other."""
     columns: dict[int, dict[str, int]] = defaultdict(dict)
     for d in decisions:
         if d.scheme is not None:
             columns[stage_of(d.layer_class)][d.group] = d.shape[-1]
-    return max((sum(4 * k * k for k in groups.values()) for groups in columns.values()), default=0)
+    return max(
+        (sum(4 * k * (k if method == "gptq" else 1) for k in groups.values()) for groups in columns.values()), default=0
+    )
 
 
 def _solving_bytes(decision: Decision, method: str) -> int:

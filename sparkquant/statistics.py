@@ -17,14 +17,15 @@ from sparkquant.decisions import Decision
 from sparkquant.errors import CheckpointError
 from sparkquant.layers import Layout
 from sparkquant.live import live_view
-from sparkquant.numerics.hessian import Hessian
+from sparkquant.numerics.hessian import Energy, Hessian
 
 
 class Enough(Exception):
     """Everything that this pass is for was seen."""
 
 
-MakeHessian = Callable[[str, int], Hessian]
+MakeStatistic = Callable[[str, int], Hessian | Energy]
+"""From the name of a group and its number of inputs."""
 
 
 @dataclass
@@ -73,14 +74,14 @@ def sites(block: nn.Module, prefix: str, decisions: Sequence[Decision], layout: 
 
 
 class Collector:
-    """Hessians of the sites of one stage, filled by hooks while `collecting` is open.
+    """Hessians (or energies) of the sites of one stage, filled by hooks while `collecting` is open.
 
     For every batch: `batch(valid)`, one run per stream, then `add`. A run stops with `Enough` at the last site.
     `broken` [B] tells which rows of the batch gave values that are not finite.
     """
 
-    def __init__(self, sites: Sequence[Site], make: MakeHessian) -> None:
-        self.hessians: dict[str, Hessian] = {}
+    def __init__(self, sites: Sequence[Site], make: MakeStatistic) -> None:
+        self.seen: dict[str, Hessian | Energy] = {}
         self.experts: dict[str, ExpertInputs] = {}
         self.valid = self.broken = torch.zeros(0, dtype=torch.bool)
         self._sites = sites
@@ -121,9 +122,9 @@ class Collector:
             tokens = self._tokens(streams)
             parts = streams if tokens is None else [stream[tokens] for stream in streams]
             if not site.is_experts:
-                if site.group not in self.hessians:
-                    self.hessians[site.group] = self._make(site.group, parts[0].shape[-1])
-                self.hessians[site.group].add(*parts)
+                if site.group not in self.seen:
+                    self.seen[site.group] = self._make(site.group, parts[0].shape[-1])
+                self.seen[site.group].add(*parts)
                 continue
             inputs = self.experts.setdefault(site.group, ExpertInputs([[] for _ in parts]))
             for kept, part in zip(inputs.streams, parts, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparkquant.backends.native import Quantity, encode, stored_tensors
 from sparkquant.numerics.fp8 import Fp8Weights, dequantize_fp8_block, dequantize_fp8_channel
 from sparkquant.numerics.gptq import Solved, gptq_fp8_block, gptq_fp8_channel, gptq_integer, gptq_nvfp4
-from sparkquant.numerics.hessian import Factors, Hessian, factorize
+from sparkquant.numerics.hessian import Energy, Factors, Hessian, factorize
 from sparkquant.numerics.integer import IntegerWeights, dequantize_integer
 from sparkquant.numerics.nvfp4 import dequantize_nvfp4
 from sparkquant.schemes import FP8_BLOCK, Scheme
@@ -30,13 +30,13 @@ class Knowledge:
     importance: Tensor | None
 
     @classmethod
-    def of(cls, hessian: Hessian | None, method: str, correction: float) -> Knowledge:
-        """Prepare a Hessian for `method` ("gptq" or "imatrix"); None, or no tokens, leaves the data-free search."""
-        if hessian is None or hessian.tokens == 0:
+    def of(cls, seen: Hessian | Energy | None, method: str, correction: float) -> Knowledge:
+        """Prepare what was seen for `method` ("gptq" or "imatrix"); None, or no tokens, leaves the data-free search."""
+        if seen is None or seen.tokens == 0:
             return cls(method, 0, None, None)
-        if method == "gptq":
-            return cls(method, hessian.tokens, factorize(hessian, correction=correction), None)
-        return cls(method, hessian.tokens, None, hessian.importance)
+        if isinstance(seen, Hessian):
+            return cls(method, seen.tokens, factorize(seen, correction=correction), None)
+        return cls(method, seen.tokens, None, seen.importance)
 
     @property
     def used(self) -> str:

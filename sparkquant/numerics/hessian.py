@@ -80,6 +80,26 @@ class Hessian:
         return x.shape[0]
 
 
+class Energy:
+    """Sums of squares over tokens of K inputs, float32 [K]: all that a weighted scale search needs of a Hessian."""
+
+    def __init__(self, columns: int, *, device: torch.device | str = "cpu") -> None:
+        self.squares = torch.zeros(columns, dtype=torch.float32, device=device)
+        self.tokens = 0
+
+    @property
+    def importance(self) -> Tensor:
+        """See `Hessian.importance`."""
+        return self.squares / max(self.tokens, 1)
+
+    def add(self, x: Tensor) -> None:
+        """Add tokens: x [tokens, K], of any floating dtype. Raises ValueError on another shape."""
+        if x.ndim != 2 or x.shape[1] != self.squares.shape[0]:
+            raise ValueError(f"inputs have shape [tokens, {self.squares.shape[0]}], got {tuple(x.shape)}")
+        self.squares += x.to(torch.float32).square().sum(0)
+        self.tokens += x.shape[0]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
     """A Hessian made ready for solving; one for all Linears of its fusion group.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparkquant import numerics
 from sparkquant.numerics import gptq
-from sparkquant.numerics.hessian import Factors, Hessian, factorize
+from sparkquant.numerics.hessian import Energy, Factors, Hessian, factorize
 from tests.numerics.test_gptq import COLUMNS, inputs, output_error, weight
 
 
@@ -176,3 +176,16 @@ def test_importance_weighs_the_scale_search() -> None:
         float((hessian.importance * (numerics.dequantize_integer(*r, bits=4) - w.float()) ** 2).sum()) for r in results
     ]
     assert errors[1] < 0.95 * errors[0]
+
+
+def test_energy_is_the_diagonal_of_the_hessian() -> None:
+    hessian, energy = Hessian(24), Energy(24)
+    for tokens in (7, 0, 130):
+        x = torch.randn(tokens, 24, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        hessian.add(x)
+        energy.add(x)
+    assert energy.tokens == hessian.tokens == 137
+    torch.testing.assert_close(energy.importance, hessian.importance)
+    assert not Energy(3).importance.any()
+    with pytest.raises(ValueError, match=r"inputs have shape \[tokens, 24\], got \(5, 23\)"):
+        energy.add(torch.zeros(5, 23))
