@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -121,7 +121,7 @@ class Blockwise:
             if self.progress.blocks == 0:
                 for stream in self._streams:
                     store.write(0, stream, number, batch.hidden)
-            batches.append(replace(batch, hidden=batch.hidden[:0]))  # all rows at once would be too much
+            batches.append(batch.without_states())  # all rows at once would be too much
         if self.progress.blocks:
             self._listener(Said(f"resuming: {self.progress.blocks} of {model.depth} blocks are done already"))
         return batches, store

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +49,10 @@ class Batch:
     ids: Tensor
     valid: Tensor
     hidden: Tensor
+
+    def without_states(self) -> Batch:
+        """The same rows without their states, and without the memory of them, which a slice would hold on to."""
+        return replace(self, hidden=self.hidden.new_empty(0))
 
 
 PADDING_SHARE = 0.1

@@ -100,6 +100,17 @@ def test_the_same_rows_give_the_same_bytes_and_spilling_changes_nothing(
     assert not list(cache.glob("*"))  # work folders are gone
 
 
+def test_batches_let_go_of_states(checkpoints: Checkpoints) -> None:
+    """An empty slice of them would keep the states of all rows in memory."""
+    checkpoint = Checkpoint.open(checkpoints("qwen3_5"))
+    with StoredWeights(checkpoint) as weights:
+        batches = list(StreamedModel(checkpoint, weights).embed([[1, 2, 3], [4, 5]]))
+    for batch in batches:
+        without = batch.without_states()
+        assert without.hidden.untyped_storage().nbytes() == 0
+        assert (without.rows, without.ids is batch.ids, without.valid is batch.valid) == (batch.rows, True, True)
+
+
 def test_too_little_memory_is_refused_with_numbers(checkpoints: Checkpoints, rows: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"calibration needs \d+ MiB even with statistics in files, 10 MiB"):
         quantized(checkpoints("qwen3_5"), tmp_path / "out", "gptq", rows, max_memory=10 * 2**20)
