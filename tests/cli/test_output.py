@@ -140,7 +140,9 @@ def test_out_replaces_a_plan_and_leaves_no_other_file(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     for method in ("rtn", "mse"):
         assert invoke("plan", DEMO, "--method", method, "--out", target).exit_code == 0
-        assert target.read_text(encoding="utf-8") == plan(DEMO, method=method).to_json()
+        written = json.loads(target.read_text(encoding="utf-8"))
+        assert written.pop("kernels")  # what an engine makes of the plan is beside it
+        assert written == json.loads(plan(DEMO, method=method).to_json())
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
