@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -271,8 +271,12 @@ def _line(name: str, record: BlockRecord) -> str:
     )
 
 
-def finished_tensors(folder: Path) -> Iterator[Mapping[str, Tensor]]:
-    """Stored tensors of every finished block, one block at a time."""
-    for path in sorted(folder.glob("block-*.pt")):
-        tensors: dict[str, Tensor] = torch.load(path, weights_only=True, mmap=True)
-        yield tensors
+def finished_blocks(folder: Path) -> list[Path]:
+    """The files of finished blocks."""
+    return sorted(folder.glob("block-*.pt"))
+
+
+def stored_tensors_of(path: Path) -> Mapping[str, Tensor]:
+    """Stored tensors of a finished block, mapped."""
+    tensors: dict[str, Tensor] = torch.load(path, weights_only=True, mmap=True)
+    return tensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from sparkquant.backend_job import BackendJob
 from sparkquant.backends import Unit
 from sparkquant.backends.native import NativeBackend
-from sparkquant.blockwise import Blockwise, Progress, finished_tensors
+from sparkquant.blockwise import Blockwise, Progress, finished_blocks, stored_tensors_of
 from sparkquant.calibration.calibration_set import CalibrationSet
 from sparkquant.calibration.private_folder import private_folder
 from sparkquant.decisions import Plan
@@ -24,26 +25,31 @@ from sparkquant.memory import MemoryPlan, memory_plan
 from sparkquant.stream import StreamedModel
 from sparkquant.weights import StoredWeights
 
+MAPPED = 2
+"""Finished blocks that are open at once."""
+
 
 class PreparedBackend:
-    """Stored tensors from a finished work folder; what no block holds (a draft head) is quantized without data."""
+    """Stored tensors from a finished work folder; what no block holds (a draft head) is quantized without data.
+
+    Few blocks are mapped at a time: a result may be larger than the memory that a process may map.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._fallback = NativeBackend("mse")
-        self._stored: dict[str, Tensor] = {}
-        for tensors in finished_tensors(folder):
-            self._stored.update(tensors)
+        self._where = {name: path for path in finished_blocks(folder) for name in stored_tensors_of(path)}
+        self._block = lru_cache(maxsize=MAPPED)(stored_tensors_of)
 
     def reads(self, unit: Unit) -> bool:
         """Only what was not solved needs its weights again."""
-        return not all(name in self._stored for name in _names(unit))
+        return not all(name in self._where for name in _names(unit))
 
     def quantize(self, unit: Unit, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.quantize`."""
         if self.reads(unit):
             yield from self._fallback.quantize(unit, weights)
         else:
-            yield from ((name, self._stored[name]) for name in _names(unit))
+            yield from ((name, self._block(self._where[name])[name]) for name in _names(unit))
 
 
 def _names(unit: Unit) -> Iterator[str]:

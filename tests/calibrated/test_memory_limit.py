@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 import sparkquant
 told = []
 sparkquant.quantize(source, json.loads(recipe), out, calibration=rows, allow=("few-tokens", "no-thinking"),
-                    max_memory=400 * 2**20, device="cpu", listener=lambda event: told.append(str(event)))
+                    max_memory=420 * 2**20, device="cpu", listener=lambda event: told.append(str(event)))
 print(resource.getrlimit(resource.RLIMIT_DATA)[0])
 """
 
