@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ class _Options:
 
 
 def _run(plan: Plan, source: Source, target: Path, options: _Options, calibration: CalibrationSet | None) -> Quantized:
-    listener = options.listener
+    listener, began = options.listener, time.time_ns()
     carried = _carried(source.checkpoint, options.stays)
     side_files = {kept_name(name): _inside(source.checkpoint.path, name) for name in carried}
     job = _job(plan, source, calibration)
@@ -167,7 +168,7 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
         listener(Finished("quantize"))
         staged.write_index(stored)
         _write_side_files(staged, plan, source.checkpoint, side_files, records)
-        report = verify(staged.path, source=source.checkpoint.path, listener=listener)
+        report = _verified(staged.path, source.checkpoint.path, began, listener)
         if not report.ok:
             raise CheckFailed(
                 f"the staged result failed {len(report.failed)} checks and was not published",
@@ -178,6 +179,28 @@ def _run(plan: Plan, source: Source, target: Path, options: _Options, calibratio
         stack.close()  # the private work folder goes before the result appears
         staged.publish()
     return Quantized(target, plan, Report(str(target), report.checks))
+
+
+def _verified(staged: Path, source: Path, began: int, listener: Listener) -> Report:
+    """Check the staged result against the source. Whatever is wrong, a source that changed meanwhile is named first."""
+    try:
+        report = verify(staged, source=source, listener=listener)
+    except CheckpointError:
+        _require_rest(source, began)
+        raise
+    if not report.ok:
+        _require_rest(source, began)
+    return report
+
+
+def _require_rest(folder: Path, began: int) -> None:
+    """Blame the source when one of its files was written after we began: `began` in ns since the epoch."""
+    changed = [path.name for path in sorted(folder.iterdir()) if path.is_file() and path.stat().st_mtime_ns > began]
+    if changed:
+        raise CheckpointError(
+            f"{folder} changed while it was read: {', '.join(changed[:5])}",
+            hint="let whatever writes there end, then run the same command with --restart",
+        )
 
 
 def _forget(job: Any) -> None:

@@ -29,6 +29,7 @@ from sparkquant.backends.bands import (
 from sparkquant.decisions import Decision, Plan, source_bytes
 from sparkquant.events import Advanced, Listener
 from sparkquant.footprint import CHUNK_BYTES
+from sparkquant.kept import copy_kept
 from sparkquant.numerics.machine import thread_count
 from sparkquant.shard_files import ShardFiles
 from sparkquant.shard_writer import Room, ShardWriter
@@ -76,9 +77,7 @@ def fill_shard(
         crew = stack.enter_context(_Crew(writer, listener))
         for decision in (d for d in kept if _in_files(d, source)):
             header = source.checkpoint.tensors[decision.tensor]
-            file = files.file(header.shard)
-            place = (header.name, header.dtype, header.shape, file, header.start, header.bytes)
-            crew.add([crew.submit(writer.copy, *place)], Advanced(PHASE, header.bytes, header.name))
+            crew.add([crew.submit(copy_kept, header, files, writer)], Advanced(PHASE, header.bytes, header.name))
         for unit in units(plan, names):
             fits = isinstance(backend, BandBackend) and all(_in_files(d, source) for d in unit.decisions)
             (by_band if fits and backend.takes(unit) else whole).append(unit)  # type: ignore[attr-defined]

@@ -23,6 +23,8 @@ NOT_READ_PER_TOKEN = frozenset({LayerClass.EMBED, LayerClass.VISION, LayerClass.
 NOT_IN_THE_MODEL = frozenset({LayerClass.VISION, LayerClass.AUDIO, LayerClass.MTP})
 """What the text-only class of a family leaves out."""
 
+MARGIN_BYTES = 64 * 2**20
+"""Disk that stays free beside the result: its index, records and side files."""
 CHUNK_BYTES = 256 * 2**20
 """A fused 3-D expert tensor is read in slices of whole experts up to this size."""
 

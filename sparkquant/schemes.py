@@ -127,6 +127,11 @@ class Scheme:
         """Stored bytes of a Linear [N, K], scales included."""
         return sum(tensor.bytes for tensor in self.outputs(shape))
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether engines round activations to FP8 on the fly, too."""
+        return self.name in ("fp8", "fp8_block")
+
     def as_json(self) -> dict[str, Any]:
         """The scheme as a recipe would spell it, fully resolved."""
         fields: dict[str, Any] = {"scheme": self.name}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparkquant.backends import Backend, Unit
+from sparkquant.backends.planned import not_finite
 from sparkquant.decisions import Decision, source_bytes
 from sparkquant.events import Advanced, Listener
 from sparkquant.reading import DTYPE_NAMES, ShardReader, raw_bytes
@@ -122,6 +123,9 @@ def _keep(decision: Decision, source: Source, reader: ShardReader, writer: Shard
     """Store a live value, or what a quantized source stands for as BF16."""
     live = source.overlay.get(decision.tensor)
     if live is not None:
+        bad = (~live.isfinite()).nonzero()[:1].tolist() if live.is_floating_point() else []
+        if bad:
+            raise not_finite(decision.tensor, bad[0], float(live[tuple(bad[0])]))
         writer.put(decision.tensor, decision.dtype, decision.shape, raw_bytes(live))
     else:
         writer.put(decision.tensor, "BF16", decision.shape, raw_bytes(reader.read(decision.tensor).to(torch.bfloat16)))

@@ -25,11 +25,11 @@ import xxhash
 
 from sparkquant.checkpoint import INDEX
 from sparkquant.errors import Problem, Resumable, UsageError
+from sparkquant.footprint import MARGIN_BYTES
 from sparkquant.journal import Journal
 from sparkquant.schemes import OutputTensor
 from sparkquant.shard_writer import ShardWriter, disk_full
 
-MARGIN_BYTES = 64 * 2**20
 """Free space demanded beyond the payload, for headers, side files and what other processes write meanwhile."""
 
 _HASHED_BYTES = 2**20
@@ -46,6 +46,7 @@ class StagedCheckpoint:
         self.discarded: Any = None
         """The job whose unfinished work `restart` throws away."""
         self._done: set[str] = set()
+        self._fresh = False
         self._journal: Journal
 
     @property
@@ -83,6 +84,7 @@ class StagedCheckpoint:
             raise UsageError(f"{self.path} is a link", hint="remove it yourself, or choose another output folder")
         old = self._journal.job
         left = self.path.exists() and any(self.path.iterdir())
+        self._fresh = not left and old is None
         if left and old is None:
             raise UsageError(
                 f"{self.path} exists, and no journal beside it says that it is ours",
@@ -109,6 +111,9 @@ class StagedCheckpoint:
         """Refuse before the first byte when the disk cannot take the result."""
         free, needed = shutil.disk_usage(self.path).free, needed_bytes + MARGIN_BYTES
         if free < needed:
+            if self._fresh:  # nothing was begun, so nothing stays behind
+                self.path.rmdir()
+                self._journal.path.unlink(missing_ok=True)
             raise Resumable(
                 f"{self.path.parent}: {free:,} bytes free, {needed:,} needed",
                 hint=f"free {needed - free:,} bytes or choose another disk, then run the same command",

@@ -92,5 +92,5 @@ class PlainLines:
         try:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
-        except BrokenPipeError:
-            pass  # nobody reads the progress; the work is what counts
+        except OSError:
+            pass  # nobody reads the progress, or its disk is full; the work is what counts

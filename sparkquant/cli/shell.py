@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+DISK_FULL = 6
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """128 + SIGPIPE: what a shell reports of a program whose reader went away."""
@@ -39,6 +42,9 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen verb."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by the shell
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (as long as the process)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot show is no reason to die
@@ -55,6 +61,12 @@ class Verbs(TyperGroup):
             except BrokenPipeError:
                 _silence(sys.stdout)
                 raise typer.Exit(BROKEN_PIPE) from None
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                _silence(sys.stdout)
+                _complain("what was printed could not be written: no space left\nhint: free some, and run it again")
+                raise typer.Exit(DISK_FULL) from None
             except (KeyboardInterrupt, Exception) as error:
                 if isinstance(error, typer.Exit) or not (interrupts or isinstance(error, KeyboardInterrupt)):
                     raise
@@ -97,7 +109,7 @@ def _complain(text: str) -> None:
     try:
         console(sys.stderr).print(f"error: {text}", style="red", soft_wrap=True)
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:  # nobody reads it, or its disk is full
         _silence(sys.stderr)
 
 

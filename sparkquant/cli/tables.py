@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sparkquant.footprint import MARGIN_BYTES
 from sparkquant.printable import clean
 from sparkquant.printable import size as size
 from sparkquant.report import Status
@@ -117,7 +118,7 @@ def _facts(plan: Plan, written: Path | None) -> Iterator[tuple[str, str]]:
     yield "files", "\n".join(_files(plan))
     yield "memory", _fit(cost.working_bytes, available_memory(), "free now", "close other programs")
     free = shutil.disk_usage(Path.cwd()).free
-    yield "disk", _fit(cost.disk_bytes, free, "free in this folder", "choose another disk for OUT")
+    yield "disk", _fit(cost.disk_bytes + MARGIN_BYTES, free, "free in this folder", "choose another disk for OUT")
     yield "decoding", _decoding(plan)
     yield "plan", f"sha256 {plan.digest[:16]}" + (f", written to {written}" if written else "")
 

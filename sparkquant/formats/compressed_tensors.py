@@ -35,6 +35,10 @@ def declared(checkpoint: Checkpoint, block: Any) -> Declaration:  # noqa: ARG001
     return declaration(block)
 
 
+COMPRESSED = "compressed"
+"""The `quantization_status` of weights that are stored as their format says."""
+
+
 def declaration(block: Any) -> Declaration:
     """Read a `quantization_config`. Never raises: a strange value is a Fault."""
     faults: list[Fault] = []
@@ -51,9 +55,14 @@ def declaration(block: Any) -> Declaration:
     found = tuple(_group(f"config_groups.{name}", name, value, shared, faults) for name, value in groups.items())
     ignore = texts(block.get("ignore", []), "ignore", faults)
     formats = {group.format for group in found if group.format}
-    if len(formats) > 1 and shared != MIXED:
-        what = f"is {shared!r}, but the groups use {', '.join(sorted(formats))}: it must be {MIXED!r}"
+    if shared != MIXED and formats - {shared}:
+        needed = MIXED if len(formats) > 1 else formats.copy().pop()
+        what = f"is {shared!r}, but the groups use {', '.join(sorted(formats))}: it must be {needed!r}"
         faults.append(Fault(FORMAT, "format", what))
+    status = block.get("quantization_status")
+    if found and status not in (None, COMPRESSED):
+        what = f"is {str(status)[:40]!r}: loaders then take packed weights for plain ones; it must be {COMPRESSED!r}"
+        faults.append(Fault(UNSUPPORTED, "quantization_status", what))
     return Declaration(found, ignore, bool(block.get("kv_cache_scheme")), tuple(faults))
 
 
@@ -147,6 +156,10 @@ class _Arguments:
         if not isinstance(activations, Mapping):
             self.faults.append(Fault(MALFORMED, f"{group}.input_activations", f"is {kind_of(activations)}"))
             return "none"
+        kind, bits = activations.get("type"), activations.get("num_bits")
+        if kind != "float" or bits not in (4, 8):
+            what = f"are {str(bits)[:20]}-bit {str(kind)[:20]}: engines have kernels for 4- and 8-bit floats here"
+            self.faults.append(Fault(UNSUPPORTED, f"{group}.input_activations", what))
         # `local` (NVFP4) computes block scales on the fly, below a stored global one.
         return "dynamic" if activations.get("dynamic") is True else "static"
 

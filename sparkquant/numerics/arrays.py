@@ -58,6 +58,18 @@ def scan(codes: Array, dtype: str) -> tuple[float, int | None]:
     return value(width(most), dtype), None
 
 
+def first_not_finite(codes: Array, dtype: str) -> int | None:
+    """The index of the first of flat bits that is NaN or infinite."""
+    width, _, infinity = _BITS[dtype]
+    bad = (codes & width(infinity)) == width(infinity)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def position(flat: int, shape: tuple[int, ...]) -> list[int]:
+    """The index of an element by its place in row-major order."""
+    return [int(axis) for axis in np.unravel_index(flat, shape)]
+
+
 def floats(codes: Array, dtype: str) -> Array:
     """What the kernels read: bfloat16 as bits, float32; float16 is widened."""
     if dtype == "BF16":

@@ -53,6 +53,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "config.unsupported": Entry("every group of quantization_config is a scheme that can be checked"),
     "config.format": Entry("format fits the schemes: one for all groups, or mixed-precision and one each"),
     "config.actorder": Entry("no group uses an activation order that newer engines refuse"),
+    "config.plan": Entry("the groups are those of sparkquant/plan.json, their activations too"),
     "config.kv_cache": Entry("no KV cache scales are declared: engines do not load them here", warns=True),
     "config.absent": Entry("every module that the config declares quantized is stored quantized"),
     "config.undeclared": Entry("every module that is stored quantized is declared, and not ignored"),

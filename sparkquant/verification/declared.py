@@ -16,9 +16,10 @@ from sparkquant.report import Check
 from sparkquant.sizes import misstated, size_faults, unstated
 from sparkquant.verification.catalogue import finding, skipped
 from sparkquant.verification.origins import plain_header
+from sparkquant.verification.planned import planned_schemes
 from sparkquant.verification.resolution import resolve
 from sparkquant.verification.schemes_stored import is_other_kind, readable_schemes
-from sparkquant.verification.subject import Subject
+from sparkquant.verification.subject import PLAN, Subject
 
 _FAULT_IDS = {
     MALFORMED: "config.malformed",
@@ -38,7 +39,7 @@ def check_config(subject: Subject) -> Iterator[Check]:
         yield finding("config.nonfinite", "NaN or infinity in config.json: strict readers refuse the file", places)
     declared = subject.declared
     if declared is None:
-        ids = ("malformed", "unsupported", "format", "actorder", "kv_cache", "absent", "scheme")
+        ids = ("malformed", "unsupported", "format", "actorder", "plan", "kv_cache", "absent", "scheme")
         yield from skipped("config.json has no quantization_config", *(f"config.{id}" for id in ids))
         quantized = [name for name, module in subject.modules.items() if module.is_quantized]
         if quantized:
@@ -47,6 +48,7 @@ def check_config(subject: Subject) -> Iterator[Check]:
             yield finding("config.plain", "nothing here is quantized, and no quantization_config says that it were")
         return
     yield from _faults(subject)
+    yield from _as_planned(subject)
     if declared.kv_cache:
         yield finding("config.kv_cache", "engines run an FP8 KV cache at scale 1.0 here, whatever is stored")
     yield from _both_ways(subject)
@@ -120,6 +122,26 @@ def _faults(subject: Subject) -> Iterator[Check]:
             older = kind == ACTORDER and subject.reads_orders
             what = f"{of_kind[0].where} {of_kind[0].what}" + (f" (vLLM {subject.version} reads it)" if older else "")
             yield finding(id, what, [fault.where for fault in of_kind], warns=older)
+
+
+def _as_planned(subject: Subject) -> Iterator[Check]:
+    """The groups are the plan's: of activations no tensor tells."""
+    assert subject.declared is not None
+    if not isinstance(subject.plan, dict):
+        yield from skipped("the folder has no readable sparkquant/plan.json", "config.plan")
+        return
+    try:
+        schemes = planned_schemes(subject.path / PLAN)
+    except CheckpointError as error:
+        yield finding("config.plan", error.what)
+        return
+    planned = {(scheme.label, "dynamic" if scheme.rounds_inputs else "none") for scheme in schemes}
+    declared = {(g.scheme.label, g.scheme.inputs) for g in subject.declared.groups if g.scheme is not None}
+    wrong = sorted(planned ^ declared)
+    if wrong and all(group.scheme is not None for group in subject.declared.groups):
+        label, inputs = wrong[0]
+        what = "declares" if wrong[0] in declared else "does not declare"
+        yield finding("config.plan", f"quantization_config {what} {label} with activations {inputs}; the plan differs")
 
 
 def _both_ways(subject: Subject) -> Iterator[Check]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkquant.checkpoint import read_json
 from sparkquant.errors import CheckpointError
-from sparkquant.schemes import DTYPE_BYTES
+from sparkquant.schemes import DTYPE_BYTES, KEEP, SCHEMES, Scheme, make_scheme
 
 MAX_TENSORS = 5_000_000
 
@@ -40,6 +40,24 @@ def planned_tensors(path: Path) -> dict[str, PlannedTensor]:
                 raise _strange(path, f"{name[:200]} is planned twice" if name in found else "it plans too many tensors")
             found[name] = tensor
     return found
+
+
+def planned_schemes(path: Path) -> list[Scheme]:
+    """Every scheme that the plan gives to a tensor, once. Raises CheckpointError when one cannot be read."""
+    found: dict[str, Scheme] = {}
+    for decision in read_json(path)["decisions"]:
+        spelled = decision.get("scheme", KEEP)
+        if spelled == KEEP:
+            continue
+        try:
+            fields = dict(spelled)
+            name = fields.pop("scheme")
+            options = fields if SCHEMES[name].is_integer else {}
+            scheme = make_scheme(name, **options)
+        except (TypeError, ValueError, KeyError):
+            raise _strange(path, f"{str(decision.get('tensor'))[:200]}: scheme {str(spelled)[:80]}") from None
+        found[scheme.label] = scheme
+    return [found[label] for label in sorted(found)]
 
 
 def planned_headers(path: Path) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,6 +174,26 @@ def test_a_closed_pipe_is_silent(arguments: list[str], big: Path) -> None:
         os.close(writing)
     assert result.stderr == b""
     assert result.returncode in (1, 141)  # 1 comes from the help text, which the option parser prints itself
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_the_work_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
+    line = f"{shlex.join(command('quantize', DEMO, '--method', 'rtn', '-o', tmp_path / 'out'))} {stderr}"
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\nverified before it was put in place: ok" in result.stdout
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(("stdout", "code"), [(">&-", 0), (">/dev/full", 6)])
+def test_a_stdout_that_takes_nothing_is_no_bug(stdout: str, code: int) -> None:
+    result = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command('plan', DEMO))} {stdout}"],
+        stderr=subprocess.PIPE, text=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert ("no space left" in result.stderr) == (code == 6)
 
 
 def test_a_reader_that_stops_early_is_fine(big: Path) -> None:

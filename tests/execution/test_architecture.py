@@ -39,7 +39,7 @@ MAY_SEE = {
     "recipe": "accept errors frozen schemes layers layouts positions methods",
     "recipe_files": "errors schemes layers layouts positions recipe",
     "shard_writer": "errors schemes",
-    "writer": "errors schemes checkpoint journal shard_writer",
+    "writer": "errors schemes checkpoint footprint journal shard_writer",
     "hfconfig": "errors schemes layers layouts recipe decisions engine",
 }
 """Parts whose whole view is fixed; imports inside functions count too."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sparkquant
 from sparkquant import events
@@ -262,6 +263,52 @@ def test_a_weight_that_is_not_finite_is_named(
         assert caught.value.exit_code == 3
         assert not (tmp_path / recipe).exists()
         assert not (tmp_path / f"{recipe}.partial" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "where"),
+    [
+        ("model.language_model.layers.0.linear_attn.in_proj_a.weight", 256 + 3, [1, 3]),
+        ("model.language_model.layers.0.linear_attn.A_log", 1, [1]),
+        ("mtp.norm.weight", 200, [200]),
+    ],
+)
+def test_a_kept_tensor_that_is_not_finite_is_named(name: str, index: int, where: list[int], tmp_path: Path) -> None:
+    """One NaN in a gate is a NaN in every answer."""
+
+    def damage(_: Mapping[str, Any], tensors: RawTensors) -> None:
+        set_values(tensors, name, index, b"\xc0\x7f" if tensors[name][0] == "BF16" else b"\0\0\xc0\x7f")
+
+    source = build("qwen3_5", tmp_path / "in", layers=2, vision=False, change=damage)
+    with pytest.raises(NonFiniteWeight) as caught:
+        sparkquant.quantize(source, "qwen-hybrid-w4a16", tmp_path / "out", method="rtn")
+    assert caught.value.what == f"{name}: element {where} is nan"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kept_tensor_of_a_live_model_is_looked_at(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    import transformers
+
+    model: Any = transformers.Qwen3_5ForCausalLM.from_pretrained(source_of("text", checkpoints), dtype="auto")
+    with torch.no_grad():
+        model.model.layers[0].linear_attn.in_proj_a.weight[1, 3] = float("inf")
+    with pytest.raises(NonFiniteWeight, match=r"in_proj_a.weight: element \[1, 3\] is inf"):
+        sparkquant.quantize(model, "qwen-hybrid-w4a16", tmp_path / "out", method="rtn")
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "model.safetensors"])
+def test_a_source_that_changes_meanwhile_is_blamed(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(source_of("text", checkpoints), source)
+    path = source / name if (source / name).exists() else next(iter(sorted(source.glob("*.safetensors"))))
+
+    def disturb(event: events.Event) -> None:
+        if isinstance(event, events.Finished) and event.phase == "quantize":
+            path.write_bytes(path.read_bytes()[:-8] + b"        ")
+
+    with pytest.raises(CheckpointError, match=f"changed while it was read: {path.name}"):
+        sparkquant.quantize(source, W4A16, tmp_path / "out", method="rtn", listener=disturb)
+    assert not (tmp_path / "out").exists()
 
 
 def test_faults_come_before_any_work(checkpoints: Checkpoints, tmp_path: Path) -> None:

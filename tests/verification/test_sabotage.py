@@ -37,6 +37,17 @@ class Case:
 
 
 MIXED = "qwen-hybrid-nvfp4-fp8"
+FP8 = "qwen-hybrid-fp8"
+
+
+def inputs(arguments: dict[str, Any] | None) -> Edit:
+    """Other activations for every group."""
+
+    def edit(draft: Draft) -> None:
+        for group in draft.block["config_groups"].values():
+            group["input_activations"] = arguments
+
+    return edit
 
 
 def drop(*names: str) -> Edit:
@@ -275,6 +286,10 @@ CASES = [
     Case("config.malformed", ignore(7)),
     Case("config.malformed", lambda draft: draft.block.pop("quant_method")),
     Case("config.unsupported", weights(strategy="tensor")),
+    Case("config.unsupported", lambda draft: draft.block.update(quantization_status="frozen")),
+    Case("config.unsupported", inputs({"num_bits": 8, "type": "int", "dynamic": True}), recipe=FP8),
+    Case("config.plan", inputs(None), recipe=FP8, plan=True),
+    Case("config.format", lambda draft: draft.block.update(format="dense")),
     Case("config.format", lambda draft: draft.block.update(format="pack-quantized"), recipe=MIXED),
     Case("config.format", lambda draft: draft.group("float-quantized").pop("format"), recipe=MIXED),
     Case("config.actorder", weights(actorder="group")),
