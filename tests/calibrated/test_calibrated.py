@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from sparkquant.stream import StreamedModel
 from sparkquant.weights import StoredWeights
 from tests.checkpoints import RawTensors, build
 from tests.execution.folders import digests
+from tests.execution.runs import set_values
 
 Checkpoints = Callable[..., Path]
 ALLOW = ("few-tokens", "no-thinking", "truncated")
@@ -202,21 +204,21 @@ def test_other_rows_are_another_job(checkpoints: Checkpoints, rows: Path, tmp_pa
     assert not list(cache.iterdir())
 
 
-def _overflowing(ids: int) -> Callable[[dict[str, Any], RawTensors], None]:
-    """Embeddings of the last `ids` ids become infinite: rows with them turn non-finite in the first block."""
-
-    def change(config: dict[str, Any], tensors: RawTensors) -> None:
-        name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-        dtype, shape, raw = tensors[name]
-        assert dtype == "BF16"
-        tail = ids * shape[1] * 2
-        tensors[name] = (dtype, shape, raw[:-tail] + b"\x80\x7f" * (tail // 2))
-
-    return change
+def _overflowing(config: Mapping[str, Any], tensors: RawTensors) -> None:
+    """The last token alone reaches dimension 0, where a norm is finite but larger than activations can take."""
+    for name, (dtype, shape, data) in list(tensors.items()):
+        if name.endswith("embed_tokens.weight"):
+            table = np.frombuffer(data, np.uint16).reshape(shape).copy()
+            table[:, 0] = 0
+            table[-1] = 0
+            table[-1, 0] = 0x4180  # 16.0
+            tensors[name] = (dtype, shape, table.tobytes())
+    norm = next(name for name in tensors if name.endswith("language_model.layers.0.input_layernorm.weight"))
+    set_values(tensors, norm, 0, (0x7EFF).to_bytes(2, "little"))  # 1.7e38
 
 
 def test_rows_that_overflow_are_left_out_and_recorded(tmp_path: Path) -> None:
-    source = build("qwen3_5", tmp_path / "m", change=_overflowing(1))
+    source = build("qwen3_5", tmp_path / "m", change=_overflowing)
     last = Checkpoint.open(source).text_config["vocab_size"] - 1
     rows = [[i % 200 for i in range(start, start + 32)] for start in range(30)] + [[3, last, 4] * 10]
     data = tmp_path / "rows.json"
