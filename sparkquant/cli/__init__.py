@@ -34,10 +34,10 @@ VERBS = {
     "convert": ("conversion", "Repair a checkpoint of another producer."),
     "diff": ("comparison", "Compare checkpoints, plans or recipes."),
     "publish": ("publishing", "Upload a checkpoint with card and evidence."),
-    "recipes": ("recipes", "List, show, copy and check recipes."),
-    "calibration": ("calibration", "Look at calibration data before it is used."),
+    "recipes": ("recipes", ""),
+    "calibration": ("calibration", ""),
 }
-"""The module of each verb, and its line in the list of verbs."""
+"""The module of each verb, and its line in the list of verbs; groups of verbs say theirs themselves."""
 
 EXITS = """\b
 Exit codes:
@@ -57,8 +57,8 @@ class AllVerbs(Verbs):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (_, line) in VERBS.items():
-            self.add_command(TyperCommand(name, short_help=line))  # for lists and for "did you mean"
+        for name in VERBS:
+            self.add_command(TyperCommand(name))  # its name alone: for lists and for "did you mean"
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (the signature of the base class)
         """The verb of that name, or None."""

@@ -18,14 +18,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from sparkquant.errors import Problem, SparkquantError, UsageError
+from sparkquant.errors import Problem, Resumable, SparkquantError, UsageError
 from sparkquant.printable import clean as clean
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-DISK_FULL = 6
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """128 + SIGPIPE: what a shell reports of a program whose reader went away."""
@@ -65,8 +64,9 @@ class Verbs(TyperGroup):
                 if error.errno != errno.ENOSPC:
                     raise
                 _silence(sys.stdout)
-                _complain("what was printed could not be written: no space left\nhint: free some, and run it again")
-                raise typer.Exit(DISK_FULL) from None
+                full = error.filename or "what is printed, or kept while working"
+                _complain(f"no space left for {full}\nhint: free some, and run the same command again")
+                raise typer.Exit(Resumable.exit_code) from None
             except (KeyboardInterrupt, Exception) as error:
                 if isinstance(error, typer.Exit) or not (interrupts or isinstance(error, KeyboardInterrupt)):
                     raise
