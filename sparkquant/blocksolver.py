@@ -16,9 +16,8 @@ from sparkquant.backends.solving import Knowledge, solve
 from sparkquant.decisions import Decision, Plan
 from sparkquant.layers import LayerClass
 from sparkquant.live import live_view
-from sparkquant.numerics.hessian import Energy, Hessian
 from sparkquant.numerics.nvfp4 import global_scale
-from sparkquant.statistics import Collector, ExpertInputs, Site
+from sparkquant.statistics import Collector, ExpertInputs, Site, statistic
 from sparkquant.weights import StoredWeights
 
 EXPERT_TOKENS = 32
@@ -135,7 +134,7 @@ class BlockSolver:
             for kind, weight in ((LayerClass.EXPERTS_GATE_UP, gate_up), (LayerClass.EXPERTS_DOWN, down)):
                 if kind is LayerClass.EXPERTS_DOWN and enough:
                     streams = [_between(experts, streams[0], gate_up), *full_between]
-                seen = _statistic(self._method, weight.shape[1], self._device) if enough else None
+                seen = statistic(self._method, weight.shape[1], self._device) if enough else None
                 if seen is not None:
                     seen.add(*streams)
                 knowledge = Knowledge.of(seen, self._method, self._correction)
@@ -156,10 +155,6 @@ class BlockSolver:
             weight = weight[expert].chunk(len(decision.parts), dim=0)[position]
         decision_peaks(replace(decision, parts=()), weight)
         return weight.to(self._device)
-
-
-def _statistic(method: str, columns: int, device: torch.device) -> Hessian | Energy:
-    return Hessian(columns, device=device) if method == "gptq" else Energy(columns, device=device)
 
 
 def _by_expert(decisions: Sequence[Decision]) -> dict[int, list[tuple[Decision, str, tuple[int, int] | None]]]:

@@ -30,7 +30,7 @@ from sparkquant.memory import batch_tokens
 from sparkquant.numerics.hessian import Energy, Hessian
 from sparkquant.passes import LAST, PROBE, Passes, ends_a_module, stage_of, stages
 from sparkquant.rowstore import RowStore
-from sparkquant.statistics import Collector, sites
+from sparkquant.statistics import Collector, sites, statistic
 from sparkquant.stream import Batch, StreamedModel, group_rows
 from sparkquant.weights import StoredWeights
 
@@ -225,12 +225,12 @@ class Blockwise:
 
     def _statistic(self, name: str, columns: int) -> Hessian | Energy:
         """Zeros in memory, or in a mapped file of the work folder where memory is short."""
-        if self._plan.recipe.method.name != "gptq":
-            return Energy(columns, device=self._model.device)
-        hessian = Hessian(columns, device="meta" if self._spill else self._model.device)
-        if self._spill:
-            hessian.lower = self._mapped(f"{name}-moment", columns)
-            hessian.cross = self._mapped(f"{name}-cross", columns) if "full" in self._streams else None
+        method = self._plan.recipe.method.name
+        if method != "gptq" or not self._spill:
+            return statistic(method, columns, self._model.device)
+        hessian = Hessian(columns, device="meta")
+        hessian.lower = self._mapped(f"{name}-moment", columns)
+        hessian.cross = self._mapped(f"{name}-cross", columns) if "full" in self._streams else None
         return hessian
 
     def _mapped(self, name: str, columns: int) -> Tensor:

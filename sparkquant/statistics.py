@@ -28,6 +28,11 @@ MakeStatistic = Callable[[str, int], Hessian | Energy]
 """From the name of a group and its number of inputs."""
 
 
+def statistic(method: str, columns: int, device: torch.device) -> Hessian | Energy:
+    """What a calibrated method needs to know of K inputs, empty."""
+    return Hessian(columns, device=device) if method == "gptq" else Energy(columns, device=device)
+
+
 @dataclass
 class ExpertInputs:
     """Inputs of a layer's routed experts, [tokens, K] of every stream, and the experts that each token goes to."""
